@@ -31,6 +31,7 @@ Coordinator::Coordinator(JobRules rules, net::Listener listener, const net::Key&
       key_(key),
       own_(&add_node(std::move(own))),
       join_deadline_(Deadline::after(rules_.join_timeout)),
+      next_ping_(Deadline::after(0ms)),
       next_notice_(Deadline::after(kFirstNotice)),
       next_stranger_notice_(Deadline::after(0ms)),
       next_refusal_notice_(Deadline::after(0ms)),
@@ -50,6 +51,7 @@ std::optional<Deadline> Coordinator::deadline() const {
     all.push_back(last_call_ ? *last_call_ : join_deadline_);
     if (!last_call_) all.push_back(next_notice_);
   }
+  if (awaits_end()) all.push_back(next_ping_);
   for (const auto& node : nodes_) {
     if (!is_stranger(*node)) continue;
     all.push_back(Deadline::after(std::chrono::ceil<std::chrono::milliseconds>(
@@ -75,6 +77,7 @@ void Coordinator::advance() {
     return node.get() != own_ && node->leaving && !node->connection.pending();
   });
   drop_strangers();
+  if (awaits_end()) check_answers();
   if (phase_ == Phase::running) finish_if_all_reported();
   if (phase_ == Phase::gathering) check_gathering();
 }
@@ -175,6 +178,8 @@ void Coordinator::handle(Node& node, const std::string& text) {
     stop_others(&node, *failed);
   } else if (const auto* const leave = std::get_if<Leave>(&*message)) {
     handle_leave(node, leave->signal);
+  } else if (std::holds_alternative<Ping>(*message)) {
+    node.pinged = false;
   }
 }
 
@@ -232,7 +237,8 @@ void Coordinator::handle_loss(Node& node) {
   if (!node.connection.authenticated()) return handle_stranger_loss(node);
   if (!node.member || phase_ != Phase::running) return;
   Member& member = member_of(node);
-  if (member.result || member.left_by != 0) return;  // its processes have ended, or will
+  // Its processes have ended, or will, or it was lost before.
+  if (member.result || !member.problem.empty()) return;
   lose(node, "was lost: " + node.connection.loss()->why, node.connection.loss()->since);
 }
 
@@ -261,6 +267,33 @@ void Coordinator::handle_leave(Node& node, int signal) {
   if (member.result) return;  // its processes have ended
   member.left_by = signal;
   lose(node, fmt::format("left: {} ended its launcher", launch::signal_name(signal)), Clock::now());
+}
+
+bool Coordinator::awaits_end() const {
+  return phase_ == Phase::running && (stopping_ || signal_ != 0);
+}
+
+// A launcher that is suspended, or waits for a file system, would have all others wait for the end
+// of its processes.
+void Coordinator::check_answers() {
+  if (!next_ping_.expired()) return;
+  next_ping_ = Deadline::after(rules_.answer_limit);
+  for (const auto& node : nodes_) {
+    if (node.get() == own_ || !node->member || node->leaving || member_of(*node).result) continue;
+    if (std::exchange(node->pinged, true)) {
+      give_up(*node, fmt::format("its launcher has not answered for {} s; is it suspended?",
+                                 rules_.answer_limit.count() / 1000.0));
+    } else {
+      node->connection.send(encode(Ping{}));
+    }
+  }
+}
+
+void Coordinator::give_up(Node& node, const std::string& why) {
+  node.leaving = true;
+  node.connection.send(encode(Refuse{why}));
+  if (!node.member || phase_ != Phase::running || member_of(node).result) return;
+  lose(node, "was lost: " + why, Clock::now());
 }
 
 void Coordinator::handle_result(Node& node, const Result& result) {
@@ -356,6 +389,7 @@ void Coordinator::start() {
   std::vector<Node*> order;
   for (const auto& node : nodes_) {
     node->signals.clear();
+    node->pinged = false;
     if (node->join && !node->leaving) order.push_back(node.get());
   }
   if (rules_.numbered) {
@@ -391,6 +425,7 @@ void Coordinator::start() {
   started_ = Clock::now();
   phase_ = Phase::running;
   stopping_ = regrouping_ = false;
+  next_ping_ = Deadline::after(0ms);
   signals_.clear();
 }
 

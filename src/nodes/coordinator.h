@@ -47,6 +47,7 @@ class Coordinator {
     std::optional<Join> join{};    // once it takes part
     std::optional<int> member{};   // its number in the running job
     bool leaving = false;          // to be closed when everything is sent
+    bool pinged = false;           // it has not answered yet
     std::map<int, int> signals{};  // how often it has reported each in the running job
   };
   // A node of the running job, also after it is lost.
@@ -79,6 +80,9 @@ class Coordinator {
   void handle_stranger_loss(const Node& node);
   void handle_loss(Node& node);
   void handle_leave(Node& node, int signal);
+  bool awaits_end() const;
+  void check_answers();
+  void give_up(Node& node, const std::string& why);
   void handle_result(Node& node, const Result& result);
   void handle_signal(Node& node, int signal);
   void stop_others(const Node* from, const Failed& why = {});
@@ -110,6 +114,7 @@ class Coordinator {
   std::optional<net::PortReservation> port_;
   Clock::time_point started_;
   base::Deadline join_deadline_;
+  base::Deadline next_ping_;
   std::optional<base::Deadline> last_call_;
   base::Deadline next_notice_;
   base::Deadline next_stranger_notice_;

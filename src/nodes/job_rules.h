@@ -19,6 +19,8 @@ struct JobRules {
   std::chrono::milliseconds join_timeout = std::chrono::minutes(10);
   // How long the job waits for more nodes once min_nodes are there.
   std::chrono::milliseconds last_call = std::chrono::seconds(30);
+  // How long a launcher may not answer once the job is to end. It then counts as lost.
+  std::chrono::milliseconds answer_limit = std::chrono::seconds(30);
   std::string master_addr{};  // of the coordinator's machine, where rank 0 will be
   std::string endpoint{};     // where launchers find the coordinator, for messages
 };

@@ -74,8 +74,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array kNames{"join",   "welcome", "refuse", "start",   "failed",
-                            "signal", "leave",   "result", "verdict", "notice"};
+constexpr std::array kNames{"join",  "welcome", "refuse",  "start",  "failed", "signal",
+                            "leave", "result",  "verdict", "notice", "ping"};
 
 json encode_body(const Join& join) {
   json body = {{"version", join.version},
@@ -112,6 +112,10 @@ json encode_body(const Failed& failed) {
 }
 
 json encode_body(const Welcome&) {
+  return json::object();
+}
+
+json encode_body(const Ping&) {
   return json::object();
 }
 
@@ -173,6 +177,8 @@ void decode_body(const json& body, Failed& failed) {
 }
 
 void decode_body(const json&, Welcome&) {}
+
+void decode_body(const json&, Ping&) {}
 
 void decode_body(const json& body, Signal& signal) {
   signal.number = integer(body, "number", 1, SIGRTMAX);

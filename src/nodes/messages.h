@@ -84,13 +84,16 @@ struct Notice {
   std::string text;
 };
 
+// The coordinator asks whether a launcher still runs; the same message is the answer.
+struct Ping {};
+
 // Of a job, or of a launcher that leaves it.
 Verdict stopped_by(int signal);
 // Whether a signal asks for the end. Others, such as SIGUSR1, are for the program.
 bool asks_for_end(int signal);
 
-using Message =
-    std::variant<Join, Welcome, Refuse, Start, Failed, Signal, Leave, Result, Verdict, Notice>;
+using Message = std::variant<Join, Welcome, Refuse, Start, Failed, Signal, Leave, Result, Verdict,
+                             Notice, Ping>;
 
 std::string encode(const Message& message);
 // nullopt for text that no encode() of this version makes.

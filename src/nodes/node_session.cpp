@@ -319,6 +319,8 @@ void NodeSession::handle(const Message& message) {
     verdict_ = *verdict;
   } else if (const auto* const notice = std::get_if<Notice>(&message)) {
     print_(notice->text);
+  } else if (std::holds_alternative<Ping>(message)) {
+    connection_->send(encode(Ping{}));
   }
 }
 

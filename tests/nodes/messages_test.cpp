@@ -43,6 +43,7 @@ TEST(Messages, ArriveAsTheyWereSent) {
 
   EXPECT_THAT(after_a_journey(Failed{{4, -1}}).blamed_ranks, ElementsAre(4, -1));
   after_a_journey(Welcome{});
+  after_a_journey(Ping{});
   EXPECT_EQ(after_a_journey(Signal{15}).number, 15);
   EXPECT_EQ(after_a_journey(Refuse{"why"}).reason, "why");
   EXPECT_EQ(after_a_journey(Notice{"text"}).text, "text");

@@ -8,6 +8,7 @@
 namespace paceline::nodes {
 namespace {
 
+using base::Deadline;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -142,6 +143,43 @@ TEST_F(Session, NamesANodeThatIsLost) {
   EXPECT_EQ(ends[0],
             "1 paceline: node 1 (host1), ranks 1 to 2: was lost: it closed the connection, so its "
             "launcher has ended\n  rank 0: stopped by SIGTERM\n");
+}
+
+// Such as one that is suspended: its connection stays.
+TEST_F(Session, NamesALauncherThatDoesNotAnswer) {
+  auto first = options(0, 2);
+  first.rules.answer_limit = 300ms;
+  std::atomic<bool> over = false;
+  const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 1) {
+      over.wait(false);
+      return session.await_verdict(ended(2, SIGTERM, true)).report;
+    }
+    session.report_failure({});
+    const Verdict verdict = session.await_verdict(ended(1, kExit3));
+    over = true;
+    over.notify_one();
+    return fmt::format("{} {}", verdict.exit_code, verdict.report);
+  });
+  EXPECT_EQ(ends[0],
+            "3 paceline: rank 0 on node 0 (host0) failed first: exited with code 3\n"
+            "  ranks 1, 2: lost with node 1 (host1)\n");
+  EXPECT_THAT(ends[1], HasSubstr("does not accept this node: its launcher has not answered for "
+                                 "0.3 s; is it suspended?"));
+}
+
+TEST_F(Session, WaitsForALauncherThatAnswersWhileItsProcessesEnd) {
+  auto first = options(0, 2);
+  first.rules.answer_limit = 1s;  // a busy machine may take some of it for an answer
+  const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 0) session.report_failure({});
+    const auto end = Deadline::after(2500ms);  // the time that has to pass
+    while (node == 1 && !end.expired()) serve(session);
+    return session.await_verdict(node == 0 ? ended(1, kExit3) : ended(2, SIGTERM, true)).report;
+  });
+  EXPECT_THAT(ends, Each(HasSubstr("ranks 1, 2: stopped by SIGTERM\n")));
 }
 
 TEST_F(Session, GoesOnWithTheNodesThatAreLeft) {
