@@ -25,7 +25,7 @@ using base::UniqueFd;
 // the kernel may not be able to end some of them yet.
 constexpr auto kFirstKillInterval = 10ms;
 constexpr auto kLastKillInterval = 500ms;
-// Between two looks at workers that the kernel gives no pidfd for.
+// Between two looks at workers without a pidfd.
 constexpr int kLookInterval = 10;
 
 }  // namespace
@@ -62,6 +62,12 @@ void WorkerSet::watch(std::size_t rank, pid_t pid) {
   ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_[rank].get(), &event);
 }
 
+void WorkerSet::unwatch(std::size_t rank) {
+  // Closing it is not enough: a process that another thread forked may have a copy.
+  ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
+  pidfds_[rank].reset();
+}
+
 std::vector<int> WorkerSet::descriptors() const {
   std::vector<int> all{exits_.get()};
   for (const UniqueFd& pidfd : pidfds_) all.push_back(pidfd.get());
@@ -91,19 +97,21 @@ int WorkerSet::timeout() const {
 
 void WorkerSet::collect_ends() {
   epoll_event event{};
-  while (::epoll_wait(exits_.get(), &event, 1, 0) == 1) reap(event.data.u64, 0);
+  while (::epoll_wait(exits_.get(), &event, 1, 0) == 1) reap(event.data.u64);
   for (std::size_t rank = 0; rank < pidfds_.size(); ++rank) {
-    if (runs(rank) && !pidfds_[rank]) reap(rank, WNOHANG);
+    if (runs(rank) && !pidfds_[rank]) reap(rank);
   }
 }
 
-void WorkerSet::reap(std::size_t rank, int options) {
+// Does not wait: the kernel keeps the end of a process from its parent until a debugger that traces
+// it has taken notice. The pidfd is readable by then, so it is of no use any more.
+void WorkerSet::reap(std::size_t rank) {
   int status = 0;
   pid_t pid = 0;
   do {
-    pid = ::waitpid(states_[rank].pid, &status, options);
+    pid = ::waitpid(states_[rank].pid, &status, WNOHANG);
   } while (pid < 0 && errno == EINTR);
-  if (pid == 0) return;
+  if (pid == 0) return unwatch(rank);
   const int code = errno;
   record_end(rank, status);
   if (pid > 0) return;
@@ -127,9 +135,7 @@ void WorkerSet::record_end(std::size_t rank, int status) {
   worker.end = Deadline::Clock::now();
   worker.stopped = stop_sent_;
   worker.ended = true;
-  // Closing it is not enough: a process that another thread forked may have a copy.
-  ::epoll_ctl(exits_.get(), EPOLL_CTL_DEL, pidfds_[rank].get(), nullptr);
-  pidfds_[rank].reset();
+  unwatch(rank);
   if (!is_failure(status)) return;
   if (may_replace(rank)) return failed_.push_back(rank);
   if (!may_go_on_without(rank)) return fail();

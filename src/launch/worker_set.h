@@ -103,8 +103,9 @@ class WorkerSet {
   enum class Phase { running, failing, awaiting_failures, stopping, killing };
 
   void watch(std::size_t rank, pid_t pid);
+  void unwatch(std::size_t rank);
   bool runs(std::size_t rank) const;
-  void reap(std::size_t rank, int options);
+  void reap(std::size_t rank);
   void record_end(std::size_t rank, int status);
   bool is_rank_0(std::size_t worker) const {
     return plan_.first_rank + static_cast<int>(worker) == 0;

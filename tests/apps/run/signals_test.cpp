@@ -1,8 +1,12 @@
 // The real `paceline` with small shell programs as workers: signals to the launcher.
 #include <gmock/gmock.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 
 #include "launcher.h"
 
@@ -74,6 +78,25 @@ TEST_F(Launcher, SecondSigintKillsAfterASigterm) {
   job.signal(SIGINT);
   job.wait_for("told\n[rank0]: told");
   job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+// A debugger that has not taken notice of a rank's end keeps that end from the rank's parent.
+TEST_F(Launcher, HeedsSignalsWhileADebuggerHoldsARankThatHasEnded) {
+  auto job = run(2,
+                 "trap 'echo told; exit 0' TERM; echo worker$RANK=$$; "
+                 "while :; do sleep 0.01; done",
+                 {"--stop-grace", "86400"});
+  for (const char* line : {"worker0=", "worker1="}) job.wait_for(line);
+  const pid_t held = pid_after(job.out(), "worker1");
+  if (::ptrace(PTRACE_SEIZE, held, nullptr, nullptr) != 0) {
+    GTEST_SKIP() << "no ptrace: " << std::strerror(errno);
+  }
+  ::kill(held, SIGKILL);
+  ASSERT_TRUE(eventually([&] { return test::process_state(held) == 'Z'; }));
+  job.signal(SIGTERM);
+  job.wait_for("[rank0]: told");
+  EXPECT_EQ(::waitpid(held, nullptr, 0), held);  // so that the parent gets the end
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
