@@ -58,7 +58,8 @@ std::vector<int> blamed_ranks_of(const json& extra) {
   for (const json& rank : *blamed) {
     if (!rank.is_number_integer()) continue;
     const auto number = rank.get<std::int64_t>();
-    if (std::in_range<int>(number)) ranks.push_back(static_cast<int>(number));
+    if (number >= kUnknownRank && std::in_range<int>(number))
+      ranks.push_back(static_cast<int>(number));
   }
   return ranks;
 }

@@ -166,7 +166,8 @@ void Coordinator::handle(Node& node, const std::string& text) {
     return join != nullptr ? handle_join(node, *join)
                            : refuse(node, "it cannot read what this version of Paceline sends");
   }
-  if (!message) return;
+  // It would be waited for in vain.
+  if (!message) return give_up(node, "its launcher sent a message that node 0 cannot read");
   if (const auto* const result = std::get_if<Result>(&*message)) {
     handle_result(node, *result);
   } else if (const auto* const signal = std::get_if<Signal>(&*message)) {

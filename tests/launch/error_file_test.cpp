@@ -104,10 +104,10 @@ TEST_F(ErrorFileTest, IgnoresGarbage) {
 
 TEST_F(ErrorFileTest, IgnoresInvalidBlame) {
   const auto error = read(
-      R"({"message": {"message": "m", "extraInfo": {"blamed_ranks": [1, "2", null, 99999999999]}}})");
+      R"({"message": {"message": "m", "extraInfo": {"blamed_ranks": [1, "2", null, -5, -1, 99999999999]}}})");
   ASSERT_TRUE(error);
   EXPECT_EQ(error->message, "m");
-  EXPECT_THAT(error->blamed_ranks, ElementsAre(1));
+  EXPECT_THAT(error->blamed_ranks, ElementsAre(1, kUnknownRank));
 }
 
 TEST_F(ErrorFileTest, DoesNotBlockOnFifosOrDirectories) {

@@ -145,6 +145,18 @@ TEST_F(Session, NamesANodeThatIsLost) {
             "launcher has ended\n  rank 0: stopped by SIGTERM\n");
 }
 
+TEST_F(Session, NamesALauncherWhoseMessageCannotBeRead) {
+  const auto ends = run({options(0, 2), options(1, 2)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 1) session.report_failure({-5});  // no rank's number
+    if (node == 0) await_requests(session);
+    return session.await_verdict(ended(node + 1, SIGTERM, true)).report;
+  });
+  EXPECT_THAT(ends[0], StartsWith("paceline: node 1 (host1), ranks 1 to 2: was lost: its launcher "
+                                  "sent a message that node 0 cannot read\n"));
+  EXPECT_THAT(ends[1], HasSubstr("does not accept this node: its launcher sent a message"));
+}
+
 // Such as one that is suspended: its connection stays.
 TEST_F(Session, NamesALauncherThatDoesNotAnswer) {
   auto first = options(0, 2);
