@@ -68,6 +68,7 @@ std::vector<std::string> Connection::receive() {
     }
   } catch (const ChannelError& error) {
     lose(error.what());
+    loss_->wrong_key = dynamic_cast<const WrongKeyError*>(&error) != nullptr;
   }
   write_some();
   return messages;

@@ -35,6 +35,7 @@ class Connection {
     std::string why;                          // about the other end: "it closed the connection"
     base::Deadline::Clock::time_point since;  // when it happened at the earliest
     bool silent = false;                      // the other machine does not answer
+    bool wrong_key = false;                   // the other end does not know the key
   };
   // Set if nothing arrives any more.
   const std::optional<Loss>& loss() const { return loss_; }

@@ -170,7 +170,7 @@ bool SecureChannel::open_one(std::vector<std::string>& messages) {
   const int error = crypto_aead_chacha20poly1305_ietf_decrypt(
       bytes_of(message), nullptr, nullptr, bytes_of(sealed), sealed.size(), bytes_of(length),
       length.size(), nonce_of(opened_).data(), receiving_key_.bytes.data());
-  if (error != 0) throw ChannelError("it does not know the secret of this job");
+  if (error != 0) throw WrongKeyError("it does not know the secret of this job");
   ++opened_;
   input_.erase(0, kLengthBytes + size + kTagBytes);
   messages.push_back(std::move(message));

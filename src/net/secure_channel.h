@@ -20,10 +20,16 @@ Key make_key(std::string_view secret);
 // Random, of printable characters; nobody can guess it. Throws as make_key does.
 std::string make_secret();
 
-// The other end does not follow the protocol, or does not know the key.
+// The other end does not follow the protocol.
 class ChannelError : public Error {
  public:
   using Error::Error;
+};
+
+// The other end does not know the key.
+class WrongKeyError : public ChannelError {
+ public:
+  using ChannelError::ChannelError;
 };
 
 // One end of a stream that carries messages, encrypted and authenticated with a key that is new for

@@ -217,9 +217,9 @@ void Coordinator::refuse(Node& node, const std::string& reason) {
   report_refusal(node, fmt::format(", with the error: {}", reason), next_refusal_notice_, 1s);
 }
 
-// A launcher with another secret.
+// Others gave up before they said who they are.
 void Coordinator::handle_stranger_loss(const Node& node) {
-  if (!node.connection.greeted()) return;
+  if (!node.connection.loss()->wrong_key) return;
   report_refusal(node,
                  ", which does not know the secret of this job: give all nodes the same "
                  "PACELINE_SECRET or --secret-file",

@@ -274,7 +274,9 @@ void NodeSession::listen_again() {
 // While the coordinator has not accepted this node. Not node 0's, which reaches itself at once.
 void NodeSession::check_joining() {
   if (coordinator_) return;
-  if (connection_ && connection_->loss() && connection_->greeted()) {
+  // Node 0 says nothing to a launcher with another secret. But one close may also be that of a
+  // launcher which ends, or to which this one was too slow.
+  if (connection_ && connection_->loss() && connection_->greeted() && ++closed_ > 1) {
     return fail(fmt::format(
         "the launcher at {} closed the connection: it has another secret, or is not Paceline's; "
         "give all nodes the same PACELINE_SECRET or --secret-file",

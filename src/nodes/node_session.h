@@ -87,6 +87,7 @@ class NodeSession : public launch::OtherNodes {
   base::Deadline next_notice_;
   base::Deadline answer_deadline_;  // of an end that has accepted the connection
   bool may_listen_ = false;         // this machine has the address, and its port was in use
+  int closed_ = 0;                  // connections that an end like a launcher's closed unanswered
   std::string why_not_;             // the last attempt to join failed
   int left_by_ = 0;                 // the signal that took this node out of the job
   std::map<int, int> own_signals_;  // how often each came during this wait

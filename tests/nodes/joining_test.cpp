@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <optional>
+#include <utility>
 
 #include "nodes/session_fixture.h"
 
@@ -15,6 +16,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Nodes that have been accepted wait as long as it takes, whatever limit an answer has.
 TEST_F(Session, WaitsLongerThanForAnAnswer) {
@@ -67,6 +69,51 @@ TEST_F(Session, DoesNotConnectAgainAndAgainWithoutPause) {
   done = true;
   serve_none.join();
   EXPECT_LE(connections, 2);
+}
+
+// The launcher of an earlier job may end just then, or have given up on this one.
+TEST_F(Session, TriesAgainIfItsConnectionIsClosedOnce) {
+  std::thread others([&] {
+    {
+      net::Listener listener(base::resolve("127.0.0.1", port_.port()).front());
+      pollfd ready{listener.fd(), POLLIN, 0};
+      ASSERT_EQ(::poll(&ready, 1, -1), 1);
+      net::Connection closing(*listener.accept(), net::make_key("a secret of the test"),
+                              net::SecureChannel::Side::accepting, "launcher");
+      while (!closing.greeted()) closing.receive();
+    }
+    NodeSession first = make(options(0, 2));
+    EXPECT_EQ(first.await_start()->nodes, 2);
+    first.await_verdict(ended(1));
+  });
+  NodeSession second = make(options(1, 2));
+  EXPECT_EQ(second.await_start()->nodes, 2);
+  second.await_verdict(ended(2));
+  others.join();
+}
+
+TEST_F(Session, DoesNotSayThatALauncherWhichGaveUpHasAnotherSecret) {
+  NodeSession first = make(options(0, 2));
+  {
+    base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const base::Address address = base::resolve("127.0.0.1", port_.port()).front();
+    ASSERT_EQ(::connect(socket.get(), address.data(), address.size()), 0);
+    net::Connection giving_up(std::move(socket), net::make_key("a secret of the test"),
+                              net::SecureChannel::Side::connecting, "launcher");
+    while (!giving_up.greeted()) {
+      first.receive();
+      giving_up.receive();
+    }
+  }
+  std::thread others([&] {
+    NodeSession second = make(options(1, 2));
+    second.await_start();
+    second.await_verdict(ended(2));
+  });
+  EXPECT_EQ(first.await_start()->nodes, 2);
+  first.await_verdict(ended(1));
+  others.join();
+  EXPECT_THAT(printed(), Not(HasSubstr("refused")));
 }
 
 TEST_F(Session, RefusesNodesThatDoNotFit) {
