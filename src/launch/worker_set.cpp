@@ -242,10 +242,12 @@ std::optional<ErrorFile> WorkerSet::error_of(std::size_t rank) const {
   return read_error_file(worker.error_file, worker.error_memory);
 }
 
-// Whether a rank that has not ended has written an error file, or one that has ended blames it.
+// Whether a rank that has not ended has written an error file, or one that has ended blames it. One
+// that the job went on without may have done so long ago.
 bool WorkerSet::failure_under_way() const {
   for (std::size_t rank = 0; rank < states_.size(); ++rank) {
     if (blamed_[rank] && !states_[rank].ended) return true;
+    if (states_[rank].tolerated) continue;
     if (states_[rank].ended && !is_failure(states_[rank].status)) continue;
     const auto error = error_of(rank);
     if (!error) continue;

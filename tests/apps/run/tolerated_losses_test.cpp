@@ -68,6 +68,23 @@ TEST_F(Launcher, DoesNotGoOnWithoutRank0) {
   EXPECT_THAT(job.err(), Not(HasSubstr("without")));
 }
 
+// Its error file blames a rank that runs on.
+TEST_F(Launcher, TheErrorOfAToleratedLossDoesNotDelayTheEnd) {
+  const TemporaryDirectory shared;
+  const auto file = shared.path() / "end";
+  auto job =
+      run(3,
+          "if [ $RANK = 2 ]; then echo '{\"message\": {\"message\": \"late\", "
+          "\"extraInfo\": {\"blamed_ranks\": [1]}}}' > $TORCHELASTIC_ERROR_FILE; exit 3; fi; "
+          "[ $RANK = 0 ] || exec sleep 1000; while ! [ -e " +
+              file.string() + " ]; do sleep 0.01; done; exit 4",
+          {"--tolerate-loss", "--failure-grace=0", "--stop-grace=86400"});
+  job.wait_for("rank 2 exited with code 3; the others go on without it");
+  std::ofstream(file).close();
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), HasSubstr("  rank 1: stopped by SIGTERM\n"));
+}
+
 // Rank 0 fails because the others were lost; its error names them.
 TEST_F(Launcher, ReportsRank0IfItFailsForLackOfTheOthers) {
   const TemporaryDirectory shared;
