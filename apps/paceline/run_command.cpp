@@ -136,6 +136,7 @@ launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attemp
     err.write(launch::describe_loss(spec.first_rank + rank, end, replacement, spec.max_replacements,
                                     error));
   };
+  spec.warn = [&](const std::string& text) { err.write(fmt::format("paceline: {}\n", text)); };
   launch::JobResult result = launch::run_job(spec);
   if (spec.other_nodes == nullptr) result.host = base::host_name();
   console.finish();
@@ -191,7 +192,11 @@ int run_command(const std::vector<std::string>& arguments) {
   const RunCores chosen = choose_cores(*options, cores);
   fs::path logs;
   if (!options->output.run_directory.empty()) {
-    logs = launch::make_run_directory(options->output.run_directory);
+    try {
+      logs = launch::make_run_directory(options->output.run_directory);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}; give --log-dir a directory that can be written", error.what()));
+    }
   }
   spec.writers = {&out, &err};
   std::optional<launch::SignalForwarding> signals(std::in_place, options->signals);

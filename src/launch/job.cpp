@@ -92,6 +92,7 @@ class Job {
   void pass_output_until_end(Supervision& supervision);
   void pass_files(bool has_failed);
   bool handle_events(Supervision& supervision);
+  std::filesystem::path error_file(int rank) const;
   std::optional<ErrorFile> error_of(int rank) const;
   std::vector<int> blamed_ranks() const;
   void report(const Loss& loss);
@@ -120,7 +121,8 @@ Job::Job(const JobSpec& spec)
                 spec.master_port != 0 ? spec.master_port : find_free_port(), directory_.path()},
       output_(spec, directory_.path()) {}
 
-// They only help if the disk is full, so a job does without them if there are few descriptors.
+// They only help if no file can be written, so a job does without them if there are few
+// descriptors.
 void Job::make_error_memories() {
   error_memories_.resize(static_cast<std::size_t>(spec_.processes));
   try {
@@ -134,6 +136,12 @@ void Job::make_error_memories() {
 JobResult Job::run() {
   std::optional<Supervision> supervision;
   make_error_memories();
+  if (!directory_.problem().empty() && spec_.warn) {
+    spec_.warn(
+        fmt::format("{}; the errors of ranks are kept in memory (TMPDIR names a directory "
+                    "for them)",
+                    directory_.problem()));
+  }
   {
     // Only the workers may hold these ends: a hang-up has to report their end.
     const InheritedFds inherited_fds =
@@ -184,11 +192,15 @@ Worker Job::make_worker(int local_rank, const InheritedFds& inherited_fds) const
                                           inherited_fds.store.get(), ::environ);
   if (inherited_fds.store) worker.inherited.push_back(inherited_fds.store.get());
   if (!spec_.cpus.empty()) worker.cpus = spec_.cpus[index];
-  worker.error_file = error_file_path(identity_, local_rank);
+  worker.error_file = error_file(local_rank);
   worker.error_memory = error_memories_[index].get();
   if (worker.error_memory >= 0) {
     worker.environment.push_back(fmt::format("PACELINE_ERROR_FD={}", worker.error_memory));
     worker.inherited.push_back(worker.error_memory);
+    if (directory_.path().empty()) {
+      std::erase(worker.environment, "TORCHELASTIC_ERROR_FILE=");
+      worker.environment.push_back("TORCHELASTIC_ERROR_FILE=" + worker.error_file.string());
+    }
   }
   return worker;
 }
@@ -270,9 +282,14 @@ bool Job::handle_events(Supervision& supervision) {
   }
 }
 
+// Also the supervisor and the rank have its memory under this number.
+std::filesystem::path Job::error_file(int rank) const {
+  if (!directory_.path().empty()) return error_file_path(identity_, rank);
+  return error_memory_path(error_memories_[static_cast<std::size_t>(rank)].get());
+}
+
 std::optional<ErrorFile> Job::error_of(int rank) const {
-  return read_error_file(error_file_path(identity_, rank),
-                         error_memories_[static_cast<std::size_t>(rank)].get());
+  return read_error_file(error_file(rank), error_memories_[static_cast<std::size_t>(rank)].get());
 }
 
 // By the error files of this node.
@@ -286,7 +303,7 @@ std::vector<int> Job::blamed_ranks() const {
 }
 
 void Job::report(const Loss& loss) {
-  const auto file = error_file_path(identity_, loss.worker);
+  const auto file = error_file(loss.worker);
   RankResult end;
   end.status = loss.status;
   if (loss.late_for) end.late_for = spec_.first_rank + *loss.late_for;

@@ -81,7 +81,8 @@ struct JobSpec {
   int terminal_columns = 0;
 
   // Where the files of the ranks are kept: DIRECTORY/LOCAL_RANK/error.json, and stdout.log and
-  // stderr.log of the streams that go to files. Empty: a temporary one, removed at the end.
+  // stderr.log of the streams that go to files. Empty: a temporary one, removed at the end; if none
+  // can be made, errors are kept in memory.
   std::filesystem::path directory;
   // Where each rank's stdout and stderr go; empty: all of it to the console. A worker writes a file
   // itself, so that nothing is lost whichever process ends first. Needs a `directory`.
@@ -97,6 +98,10 @@ struct JobSpec {
   // ended. `replacement` counts those that were started again, from 1; it is 0 for one that was
   // not. If one could not be started again, which ends the job, `error` is an errno. May be empty.
   std::function<void(int local_rank, const RankResult& end, int replacement, int error)> lost;
+
+  // Called on the thread of run_job with a line for the user: something that the job does without.
+  // May be empty.
+  std::function<void(const std::string&)> warn;
 
   // Signals that are passed on to the workers. The first one that ends the job is
   // JobResult::signal; a second SIGINT kills at once. Not owned; null: none is passed on.

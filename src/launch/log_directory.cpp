@@ -73,17 +73,26 @@ void check_writable(const fs::path& directory) {
   }
 }
 
-JobDirectory::JobDirectory(fs::path path, bool is_temporary)
-    : path_(std::move(path)), is_temporary_(is_temporary) {}
-
 JobDirectory::JobDirectory(const fs::path& kept, int ranks)
-    : JobDirectory(kept.empty() ? make_unique_directory(temporary_start()) : kept, kept.empty()) {
-  for (int rank = 0; rank < ranks; ++rank) make_directories(path_ / std::to_string(rank));
+    : path_(kept), is_temporary_(kept.empty()) {
+  try {
+    if (is_temporary_) path_ = make_unique_directory(temporary_start());
+    for (int rank = 0; rank < ranks; ++rank) make_directories(path_ / std::to_string(rank));
+  } catch (const Error& error) {
+    if (!is_temporary_) throw;
+    remove();
+    path_.clear();
+    problem_ = error.what();
+  }
 }
 
 JobDirectory::~JobDirectory() {
+  remove();
+}
+
+void JobDirectory::remove() {
   std::error_code ignored;
-  if (is_temporary_) fs::remove_all(path_, ignored);
+  if (is_temporary_ && !path_.empty()) fs::remove_all(path_, ignored);
 }
 
 base::UniqueFd make_log_file(const fs::path& path) {

@@ -23,20 +23,23 @@ void check_writable(const std::filesystem::path& directory);
 class JobDirectory {
  public:
   // Makes it at `kept`, or if that is empty, a temporary one, which goes with this object. Throws
-  // Error.
+  // Error, but for a temporary one: a job can do without.
   JobDirectory(const std::filesystem::path& kept, int ranks);
   JobDirectory(const JobDirectory&) = delete;
   JobDirectory& operator=(const JobDirectory&) = delete;
   ~JobDirectory();
 
+  // Empty if a temporary one cannot be made, as on a full disk; problem() says why.
   const std::filesystem::path& path() const { return path_; }
+  const std::string& problem() const { return problem_; }
   bool is_temporary() const { return is_temporary_; }
 
  private:
-  JobDirectory(std::filesystem::path path, bool is_temporary);
+  void remove();
 
   std::filesystem::path path_;
   bool is_temporary_;
+  std::string problem_;
 };
 
 // One that a worker writes: it appends, so that processes which open their output anew do not

@@ -26,8 +26,8 @@ constexpr Feature kFeatures[] = {
     {"subreaper", &KernelFacts::subreaper, Status::error, "`paceline run` cannot start", kSandbox},
     {"proc", &KernelFacts::proc, Status::error, "ranks of `paceline run` cannot meet",
      "mount it: mount -t proc proc /proc"},
-    {"temporary_files", &KernelFacts::temporary_files, Status::error,
-     "`paceline run` has no place for error files",
+    {"temporary_files", &KernelFacts::temporary_files, Status::warning,
+     "`paceline run` keeps the errors of ranks in memory, and logs need --log-dir",
      "set TMPDIR to a directory that exists and is writable"},
 };
 

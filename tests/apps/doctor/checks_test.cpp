@@ -225,6 +225,7 @@ TEST(CheckKernel, SaysWhatDoesNotWorkWithout) {
   const Group group = check_kernel(facts);
   EXPECT_EQ(find(group, "sealed_memfd").status, Status::error);
   EXPECT_THAT(find(group, "sealed_memfd").text, HasSubstr("cannot create shared memory: the back"));
+  EXPECT_EQ(find(group, "temporary_files").status, Status::warning);
   EXPECT_THAT(find(group, "temporary_files").advice, HasSubstr("TMPDIR"));
   EXPECT_EQ(find(group, "futex").status, Status::ok);
   expect_advice(group);

@@ -236,8 +236,9 @@ TEST_F(Logs, ADirectoryThatCannotBeMadeIsOneSentence) {
   const std::string path = (logs_.path() / "file").string();
   auto job = run(1, "true", {"--log-dir", path});
   EXPECT_EQ(job.wait(), 1);
-  EXPECT_EQ(job.err(),
-            "paceline run: cannot make the directory " + path + ": Not a directory (ENOTDIR)\n");
+  EXPECT_EQ(job.err(), "paceline run: cannot make the directory " + path +
+                           ": Not a directory (ENOTDIR); give --log-dir a directory that can be "
+                           "written\n");
   EXPECT_EQ(job.out(), "");
 }
 
@@ -259,6 +260,28 @@ TEST_F(Logs, AFullDiskIsOneSentence) {
   EXPECT_EQ(second.wait(), 0);
   EXPECT_THAT(second.err(), StartsWith("paceline run: cannot write logs in " + path));
   EXPECT_EQ(second.out(), "fill\n") << "nothing was started, and nothing is left";
+}
+
+// Nobody, not even root, can make a directory in /proc.
+TEST_F(Launcher, KeepsErrorsInMemoryIfThereIsNoPlaceForFiles) {
+  const auto start = [](std::vector<std::string> flags, const std::string& script) {
+    std::vector<std::string> command{PACELINE_COMMAND, "run", "--nproc-per-node", "2"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    command.insert(command.end(), {"sh", "-c", script});
+    return ChildProcess(command, {{"TMPDIR", "/proc/self"}});
+  };
+  auto job = start({},
+                   "[ $RANK = 0 ] || { printf '{\"message\": \"the reason\"}' > "
+                   "$TORCHELASTIC_ERROR_FILE; exit 5; }; exec sleep 1000");
+  EXPECT_EQ(job.wait(), 5) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: cannot make the directory /proc/self/paceline-"));
+  EXPECT_THAT(job.err(), HasSubstr("; the errors of ranks are kept in memory (TMPDIR names a "
+                                   "directory for them)\n"));
+  EXPECT_THAT(job.err(), HasSubstr(" failed first: exited with code 5\n  error: the reason\n"));
+  auto logs = start({"-r", "1"}, "echo started");
+  EXPECT_EQ(logs.wait(), 1);
+  EXPECT_THAT(logs.err(), HasSubstr("; give --log-dir a directory that can be written\n"));
+  EXPECT_EQ(logs.out(), "");
 }
 
 TEST_F(Logs, AreNotToldToARankAsATerminal) {
