@@ -35,6 +35,8 @@ using base::UniqueFd;
 // How long the rest of a job's output waits for a reader. After a success there is no limit.
 constexpr int kOutputTimeoutAfterSignalMs = 1000;
 constexpr int kOutputTimeoutAfterFailureMs = 10000;
+// How often process 1 looks for orphans that have ended.
+constexpr int kReapIntervalMs = 1000;
 
 void check(const JobSpec& spec) {
   if (spec.processes < 1 || spec.processes > kMaxProcesses) {
@@ -231,6 +233,10 @@ void Job::pass_output_until_end(Supervision& supervision) {
     if (spec_.other_nodes != nullptr) {
       const auto limit = static_cast<int>(spec_.other_nodes->add_to(fds).count());
       timeout = timeout < 0 ? limit : std::min(timeout, limit);
+    }
+    if (::getpid() == 1) {
+      supervision.reap_foreign_children();
+      timeout = timeout < 0 ? kReapIntervalMs : std::min(timeout, kReapIntervalMs);
     }
     if (::poll(fds.data(), fds.size(), timeout) < 0) {
       if (errno == EINTR) continue;

@@ -101,6 +101,16 @@ void Supervision::send_failure(const std::set<int>& blamed_workers) {
   send_command(command);
 }
 
+void Supervision::reap_foreign_children() {
+  siginfo_t end{};
+  while (::waitid(P_ALL, 0, &end, WEXITED | WNOHANG | WNOWAIT) == 0 && end.si_pid != 0) {
+    // Their numbers have to stay theirs for the signals to them.
+    if (end.si_pid == pid_ || end.si_pid == memory_.state().supervisor) return;
+    ::waitpid(end.si_pid, nullptr, 0);
+    end.si_pid = 0;
+  }
+}
+
 Supervision::Event Supervision::next_event() {
   Loss notice{};
   const ssize_t size = ::recv(control_.get(), &notice, sizeof(notice), MSG_DONTWAIT);

@@ -30,6 +30,8 @@ class Supervision {
   Event next_event();
   // That of the last Event::lost.
   const Loss& loss() const { return loss_; }
+  // Reaps children of this process that are not of the job: process 1 adopts all orphans.
+  void reap_foreign_children();
   // Sends a signal to the job; see guard.
   void send(int signal) { send_command({signal}); }
   // The job has failed elsewhere, with an error that is about these workers.

@@ -1,4 +1,5 @@
 // The real `paceline` with small shell programs as workers: no process of a job outlives it.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,7 +9,10 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "launcher.h"
 #include "support/refuse_call.h"
@@ -160,6 +164,29 @@ TEST_F(Launcher, FailureEndsDescendantsOfWorkers) {
                  {"--stop-grace", "0.2"});
   EXPECT_EQ(job.wait(), 9) << job.err();
   expect_all_gone(job);
+}
+
+std::vector<pid_t> children_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", pid));
+  return {std::istream_iterator<pid_t>(file), {}};
+}
+
+// As `docker exec` starts processes beside the job, whose orphans process 1 adopts.
+TEST_F(Launcher, LeavesNoZombiesAsProcess1) {
+  ChildProcess job({"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PACELINE_COMMAND,
+                    "run", "sh", "-c", "echo ready; exec sleep 1000"});
+  try {
+    job.wait_for("ready");
+  } catch (const std::runtime_error& error) {
+    GTEST_SKIP() << "no PID namespaces: " << error.what();
+  }
+  const auto launchers = children_of(job.pid());
+  ASSERT_EQ(launchers.size(), 1U);
+  const auto before = children_of(launchers[0]);
+  ChildProcess beside({"nsenter", "--target", std::to_string(launchers[0]), "--pid", "--mount",
+                       "sh", "-c", "sleep 0.1 > /dev/null 2>&1 & exit 0"});
+  EXPECT_EQ(beside.wait(), 0) << beside.err();
+  EXPECT_TRUE(eventually([&] { return children_of(launchers[0]) == before; }));
 }
 
 TEST_F(Launcher, WorksWithoutPidfds) {
