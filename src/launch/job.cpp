@@ -80,6 +80,18 @@ ino_t inode(int fd) {
   return info.st_ino;
 }
 
+// They only help if no file can be written, so a job does without them if there are few
+// descriptors.
+std::vector<UniqueFd> make_error_memories(std::size_t count) {
+  std::vector<UniqueFd> memories(count);
+  try {
+    for (UniqueFd& memory : memories) memory = make_error_memory();
+  } catch (const Error&) {
+    return std::vector<UniqueFd>(count);
+  }
+  return memories;
+}
+
 using SignalCounts = std::map<int, int>;  // how often each has come
 
 class Job {
@@ -88,7 +100,6 @@ class Job {
   JobResult run();
 
  private:
-  void make_error_memories();
   Worker make_worker(int local_rank, const InheritedFds& inherited_fds) const;
   std::string describe_terminal(const Worker& worker) const;
   void pass_output_until_end(Supervision& supervision);
@@ -107,7 +118,8 @@ class Job {
   const std::string file_;
   const JobDirectory directory_;
   const JobIdentity identity_;
-  std::vector<UniqueFd> error_memories_;  // as far as there are descriptors
+  std::vector<UniqueFd> error_memories_;           // as far as there are descriptors
+  std::vector<UniqueFd> replaced_error_memories_;  // of the last replaced process of each rank
   JobOutput output_;
   const base::Deadline::Clock::time_point started_ = base::Deadline::Clock::now();
   int signal_ = 0;  // the first
@@ -123,21 +135,11 @@ Job::Job(const JobSpec& spec)
                 spec.master_port != 0 ? spec.master_port : find_free_port(), directory_.path()},
       output_(spec, directory_.path()) {}
 
-// They only help if no file can be written, so a job does without them if there are few
-// descriptors.
-void Job::make_error_memories() {
-  error_memories_.resize(static_cast<std::size_t>(spec_.processes));
-  try {
-    for (UniqueFd& memory : error_memories_) memory = make_error_memory();
-  } catch (const Error&) {
-    error_memories_.clear();
-    error_memories_.resize(static_cast<std::size_t>(spec_.processes));
-  }
-}
-
 JobResult Job::run() {
   std::optional<Supervision> supervision;
-  make_error_memories();
+  const auto ranks = static_cast<std::size_t>(spec_.processes);
+  error_memories_ = make_error_memories(ranks);
+  if (spec_.max_replacements > 0) replaced_error_memories_ = make_error_memories(ranks);
   if (!directory_.problem().empty() && spec_.warn) {
     spec_.warn(
         fmt::format("{}; the errors of ranks are kept in memory (TMPDIR names a directory "
@@ -196,6 +198,9 @@ Worker Job::make_worker(int local_rank, const InheritedFds& inherited_fds) const
   if (!spec_.cpus.empty()) worker.cpus = spec_.cpus[index];
   worker.error_file = error_file(local_rank);
   worker.error_memory = error_memories_[index].get();
+  if (spec_.max_replacements > 0) {
+    worker.replaced_error_memory = replaced_error_memories_[index].get();
+  }
   if (worker.error_memory >= 0) {
     worker.environment.push_back(fmt::format("PACELINE_ERROR_FD={}", worker.error_memory));
     worker.inherited.push_back(worker.error_memory);
@@ -315,8 +320,11 @@ void Job::report(const Loss& loss) {
   if (loss.late_for) end.late_for = spec_.first_rank + *loss.late_for;
   if (loss.error == 0) {
     const bool replaced = loss.replacement > 0;
-    end.error = replaced ? read_error_file(replaced_error_file(file, loss.replacement))
-                         : error_of(loss.worker);
+    end.error =
+        replaced
+            ? read_error_file(replaced_error_file(file, loss.replacement),
+                              replaced_error_memories_[static_cast<std::size_t>(loss.worker)].get())
+            : error_of(loss.worker);
     if (replaced) output_.begin_process(loss.worker);
   }
   if (spec_.lost) spec_.lost(loss.worker, end, loss.replacement, loss.error);

@@ -22,6 +22,7 @@ struct Worker {
   bool own_group = true;          // it leads a process group of its own
   std::filesystem::path error_file;
   int error_memory = -1;  // inherited too: for an error that cannot be written there; -1: none
+  int replaced_error_memory = -1;  // not inherited: keeps that of the last one replaced; -1: none
 };
 
 // Starts it with the signal mask `mask`. It gets SIGKILL when the calling thread ends. `created` is

@@ -71,7 +71,9 @@ void WorkerSet::unwatch(std::size_t rank) {
 std::vector<int> WorkerSet::descriptors() const {
   std::vector<int> all{exits_.get()};
   for (const UniqueFd& pidfd : pidfds_) all.push_back(pidfd.get());
-  for (const Worker& worker : plan_.workers) all.push_back(worker.error_memory);
+  for (const Worker& worker : plan_.workers) {
+    all.insert(all.end(), {worker.error_memory, worker.replaced_error_memory});
+  }
   if (plan_.max_replacements == 0) return all;
   // Also these numbers, which start_worker gives to the worker's own.
   all.insert(all.end(), {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO});
@@ -208,7 +210,10 @@ void WorkerSet::replace(std::size_t rank) {
   std::error_code ignored;
   std::filesystem::rename(worker.error_file, kept, ignored);
   if (worker.error_memory >= 0) {
-    std::filesystem::resize_file(error_memory_path(worker.error_memory), 0, ignored);
+    const auto memory = error_memory_path(worker.error_memory);
+    std::filesystem::copy_file(memory, error_memory_path(worker.replaced_error_memory),
+                               std::filesystem::copy_options::overwrite_existing, ignored);
+    std::filesystem::resize_file(memory, 0, ignored);
   }
   const int error = start_worker(worker, plan_.worker_mask, [&](pid_t pid) { watch(rank, pid); });
   losses_.push_back({static_cast<int>(rank), before.status, number, error, before.late_for});

@@ -124,6 +124,22 @@ TEST_F(Launcher, AReplacementHasTheDescriptorsOfTheProcessBefore) {
   EXPECT_EQ(std::string(std::istreambuf_iterator(log), {}), "error\nerror\n");
 }
 
+// As on a full disk.
+TEST_F(Launcher, ReportsTheErrorOfAReplacedProcessThatWentToMemory) {
+  auto job = run(2,
+                 "if [ $RANK = 0 ]; then while :; do sleep 0.01; done; fi; "
+                 "if [ -n \"$PACELINE_REPLACEMENT\" ]; then exit 4; fi; "
+                 "echo '{\"message\": \"disk full\"}' > /proc/self/fd/$PACELINE_ERROR_FD; exit 1",
+                 {"--max-replacements=1"});
+  EXPECT_EQ(job.wait(), 4) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 exited with code 1; started again, "
+                                   "replacement 1 of 1\n  error: disk full\n"
+                                   "paceline: " +
+                                   rank_here(1) +
+                                   " failed first: exited with code 4\n"
+                                   "  rank 0: stopped by SIGTERM\n"));
+}
+
 TEST_F(Launcher, AReplacedProcessKeepsItsErrorToItself) {
   const TemporaryDirectory logs;
   auto job = run(2,
