@@ -123,7 +123,7 @@ Worker ChildJob::make_worker(int rank, const InheritedFds& inherited_fds,
                                           inherited_fds.store.get(), ::environ);
   worker.inherited.push_back(inherited_fds.store.get());
   worker.standard = streams.of_child();
-  worker.own_group = false;
+  worker.own_session = false;
   const int error = errors_[static_cast<std::size_t>(rank)].get();
   worker.environment.push_back(fmt::format("PACELINE_ERROR_FD={}", error));
   worker.inherited.push_back(error);

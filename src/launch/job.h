@@ -115,8 +115,8 @@ struct JobSpec {
   std::chrono::milliseconds stop_grace{5000};
 };
 
-// Starts the processes, waits for all of them and returns how they ended. Each leads a process
-// group of its own, has the variables of torchrun and of base/environment.h, and inherits only the
+// Starts the processes, waits for all of them and returns how they ended. Each leads a session
+// of its own, has the variables of torchrun and of base/environment.h, and inherits only the
 // descriptors 0, 1, 2 and those that the variables name. The first has this process's standard
 // input unless that is a terminal; the others have none. Results and output are by local rank. A
 // process that replaces another one also has PACELINE_REPLACEMENT, its number; the result is that

@@ -68,7 +68,8 @@ void reset_handlers() {
 // fork.
 void execute(const Worker& worker, const std::vector<char*>& arguments,
              const std::vector<char*>& environment, const sigset_t& mask, pid_t parent, int go) {
-  if (worker.own_group && ::setpgid(0, 0) != 0) return;
+  // In the session of a terminal, opening /dev/tty would stop the worker: it is in the background.
+  if (worker.own_session && ::setsid() < 0) return;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(127);  // it ended before the line above
   char byte = 0;

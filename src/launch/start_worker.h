@@ -19,7 +19,7 @@ struct Worker {
   std::array<int, 3> standard{};  // become descriptors 0, 1 and 2
   std::vector<int> inherited;     // stay open under their numbers; all others do not
   std::vector<int> cpus;          // its affinity mask; empty: this process's
-  bool own_group = true;          // it leads a process group of its own
+  bool own_session = true;        // it leads a session, and a process group, of its own
   std::filesystem::path error_file;
   int error_memory = -1;  // inherited too: for an error that cannot be written there; -1: none
   int replaced_error_memory = -1;  // not inherited: keeps that of the last one replaced; -1: none

@@ -78,6 +78,15 @@ TEST_F(Launcher, AsGlooReachesProgramsThatDoNotImportThePackage) {
   EXPECT_EQ(on.out(), "[rank0]: 1.\n");
 }
 
+// In the session of the user's terminal, a worker that opens /dev/tty would be stopped.
+TEST_F(Launcher, EachWorkerLeadsItsOwnSession) {
+  auto job = run(1,
+                 "read -r _ _ _ _ group session _ < /proc/$$/stat; "
+                 "echo $((group - $$)) $((session - $$))");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "[rank0]: 0 0\n");
+}
+
 // The launcher itself survives SIGPIPE and SIGXFSZ.
 TEST_F(Launcher, WorkersIgnoreTheSignalsThatTheLauncherWasStartedToIgnore) {
   for (const std::string signals : {"", "PIPE", "PIPE XFSZ USR2"}) {
