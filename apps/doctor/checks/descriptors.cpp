@@ -15,9 +15,11 @@ std::string number(const std::optional<std::uint64_t>& limit) {
 
 }  // namespace
 
-// Standard streams, the two pipes of a rank's output and its pair of sockets, and a few more.
+// For each rank, what the supervisor has while it starts the ranks: both ends of two pipes and of a
+// pair of sockets, the memory for its error and its pidfd. Beside them standard streams, and a few
+// more.
 int needed_descriptors(int ranks) {
-  return 7 * ranks + 16;
+  return 8 * ranks + 16;
 }
 
 Group check_descriptors(const Limits& limits, int ranks) {

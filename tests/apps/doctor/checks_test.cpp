@@ -1,4 +1,5 @@
 // What `paceline doctor` makes of facts.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <paceline/error.h>
 
 #include "checks/checks.h"
+#include "support/child_process.h"
 
 namespace paceline::doctor {
 namespace {
@@ -208,11 +210,20 @@ TEST(CheckDescriptors, ComparesTheLimitWithTheRanks) {
   EXPECT_EQ(check(1024, 1 << 20, 64).status, Status::ok);
   const Check low = check(256, 4096, 64);
   EXPECT_EQ(low.status, Status::error);
-  EXPECT_THAT(low.text, HasSubstr("256 (at most 4096); 64 ranks need 464"));
+  EXPECT_THAT(low.text, HasSubstr("256 (at most 4096); 64 ranks need 528"));
   EXPECT_EQ(low.advice, "raise it: ulimit -n 4096");
-  EXPECT_EQ(check(500, 4096, 64).status, Status::warning);
+  EXPECT_EQ(check(600, 4096, 64).status, Status::warning);
   EXPECT_THAT(check(256, 256, 64).advice, HasSubstr("administrator"));
   EXPECT_EQ(find(check_descriptors({}, 64), "limit").status, Status::ok);
+}
+
+TEST(CheckDescriptors, RanksStartWithAsManyAsTheyNeed) {
+  for (const int ranks : {1, 16, 64}) {
+    test::ChildProcess job({"sh", "-c",
+                            fmt::format("ulimit -n {} && exec {} run --nproc-per-node {} true",
+                                        needed_descriptors(ranks), PACELINE_COMMAND, ranks)});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+  }
 }
 
 TEST(CheckKernel, SaysWhatDoesNotWorkWithout) {
