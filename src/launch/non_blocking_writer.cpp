@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <system_error>
@@ -35,7 +34,7 @@ std::string NonBlockingWriter::loss() const {
 }
 
 void NonBlockingWriter::write(std::string_view text) {
-  text_ += text;
+  text_.append(text);
   write_some();
 }
 
@@ -43,19 +42,19 @@ void NonBlockingWriter::write(std::string_view text) {
 // writable takes PIPE_BUF bytes without waiting.
 void NonBlockingWriter::write_some() {
   while (pending() && is_writable(fd(), 0)) {
-    const ssize_t written =
-        ::write(fd(), text_.data(), std::min<std::size_t>(text_.size(), PIPE_BUF));
+    const std::string_view part = text_.rest().substr(0, PIPE_BUF);
+    const ssize_t written = ::write(fd(), part.data(), part.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
     if (written < 0) {
       // Lost output must not end the job: the disk is full, the reader of the pipe has ended, or
       // the terminal is gone.
-      dropped_ += text_.size();
+      dropped_ += text_.rest().size();
       dropped_for_ = errno;
       text_.clear();
       return;
     }
-    text_.erase(0, static_cast<std::size_t>(written));
+    text_.remove_prefix(static_cast<std::size_t>(written));
   }
 }
 

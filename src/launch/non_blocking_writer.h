@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/pending_text.h"
 #include "base/unique_fd.h"
 
 namespace paceline::launch {
@@ -34,7 +35,7 @@ class NonBlockingWriter {
   int fd_;
   base::UniqueFd terminal_;  // the same one, if it is a terminal
   const char* name_;
-  std::string text_;
+  base::PendingText text_;
   std::size_t dropped_ = 0;  // bytes
   int dropped_for_ = 0;      // errno
 };

@@ -90,11 +90,12 @@ std::string Connection::read_some() {
 }
 
 void Connection::write_some() {
-  output_ += channel_.take_output();
+  output_.append(channel_.take_output());
   while (pending()) {
-    const ssize_t size = ::send(socket_.get(), output_.data(), output_.size(), MSG_NOSIGNAL);
+    const std::string_view rest = output_.rest();
+    const ssize_t size = ::send(socket_.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
     if (size >= 0) {
-      output_.erase(0, static_cast<std::size_t>(size));
+      output_.remove_prefix(static_cast<std::size_t>(size));
     } else if (errno == EAGAIN) {
       return;
     } else if (is_silence(errno)) {

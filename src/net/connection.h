@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/pending_text.h"
 #include "base/unique_fd.h"
 #include "net/secure_channel.h"
 
@@ -56,7 +57,7 @@ class Connection {
   base::UniqueFd socket_;
   SecureChannel channel_;
   std::string owner_;
-  std::string output_;
+  base::PendingText output_;
   std::optional<Loss> loss_;
   base::Deadline::Clock::time_point began_ = base::Deadline::Clock::now();
 };

@@ -1,19 +1,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <paceline/error.h>
 
+#include "base/pipe.h"
 #include "launch/console.h"
 #include "launch/filtered_log.h"
 #include "launch/line_splitter.h"
+#include "launch/non_blocking_writer.h"
 #include "launch/tail_buffer.h"
 #include "support/temporary_directory.h"
 
@@ -102,6 +107,31 @@ TEST(FilteredLog, SaysThatItCouldNotBeWritten) {
   full.write(0, "x\n");
   EXPECT_THROW(full.finish(), Error);
   EXPECT_THROW(FilteredLog("/proc/none/log", {"x"}, {""}), Error);
+}
+
+// As fast as the reader takes it: what is left is not moved for each part that is written.
+TEST(NonBlockingWriter, PassesOnALargeBacklog) {
+  auto [reader, writer] = base::make_pipe();
+  std::string text;
+  for (int line = 0; text.size() < (std::size_t{128} << 20); ++line) {
+    text += std::to_string(line) + "\n";
+  }
+  std::string received;
+  std::thread reading([&, fd = reader.get()] {
+    std::vector<char> buffer(std::size_t{1} << 16);
+    for (ssize_t size = 0; (size = ::read(fd, buffer.data(), buffer.size())) > 0;) {
+      received.append(buffer.data(), static_cast<std::size_t>(size));
+    }
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  NonBlockingWriter out(writer.get(), "a pipe");
+  out.write(text);
+  out.write("end");
+  out.finish({});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  writer.reset();
+  reading.join();
+  EXPECT_TRUE(received == text + "end");
 }
 
 struct Screen {
