@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <string_view>
 
 #include <paceline/error.h>
 #include <paceline/version.h>
 
+#include "base/errno_error.h"
 #include "launch/program.h"
 #include "other_command.h"
 #include "report_command.h"
@@ -44,6 +47,14 @@ void open_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
+int print(const std::string& text) {
+  errno = 0;
+  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+    throw paceline::base::errno_error("cannot write to standard output", errno != 0 ? errno : EIO);
+  }
+  return 0;
+}
+
 int dispatch(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "--help";
   if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
@@ -53,12 +64,10 @@ int dispatch(int argc, char** argv) {
     paceline::app::become_other_command(std::string(command), argv + 1);
   }
   if (command == "--help" || command == "-h" || command == "help") {
-    std::fputs(kHelp.data(), stdout);
-    return 0;
+    return print(std::string(kHelp));
   }
   if (command == "--version") {
-    std::printf("paceline %s\n", paceline::kVersion);
-    return 0;
+    return print(fmt::format("paceline {}\n", paceline::kVersion));
   }
   throw paceline::UsageError(
       fmt::format("unknown command '{}'; expected run, report, top, bench or doctor", command));

@@ -127,7 +127,7 @@ struct JobSpec {
 // supervisor. If any two of this process, the guard and the supervisor are killed at once, the
 // third ends the job.
 //
-// Throws UsageError for a bad spec, ProgramError (nothing was started), and Error for what the
+// Throws UsageError for a bad spec, ProgramError (no program was started), and Error for what the
 // system refuses. An exception from `output` or `lost` kills the job and leaves through
 // here.
 JobResult run_job(const JobSpec& spec);

@@ -47,7 +47,13 @@ void make_directories(const fs::path& path) {
 }
 
 fs::path make_run_directory(const fs::path& start) {
-  const fs::path absolute = fs::absolute(start);
+  std::error_code error;
+  const fs::path absolute = fs::absolute(start, error);
+  if (error) {
+    throw base::errno_error(
+        fmt::format("cannot make the directory {} in the current one", start.string()),
+        error.value());
+  }
   make_directories(absolute.parent_path());
   fs::path directory = make_unique_directory(absolute);
   try {

@@ -16,15 +16,21 @@
 #include "base/errno_error.h"
 #include "base/open_pidfd.h"
 #include "launch/process_tree.h"
+#include "launch/program.h"
 
 namespace paceline::launch {
 namespace {
 
-std::string start_failure(const std::string& program, int code) {
+// With a shell's exit code if the program itself cannot be executed.
+[[noreturn]] void throw_start_failure(const std::string& program, int code) {
   std::string message = base::errno_error(fmt::format("cannot start {}", program), code).what();
   if (code == ENOENT) message += "; the interpreter that its first line names may be missing";
   if (code == ENOEXEC) message += "; a script needs a first line such as #!/bin/sh";
-  return message;
+  if (code == ENOENT) throw ProgramError(message, 127);
+  if (code == ENOEXEC || code == EACCES || code == ETXTBSY || code == ELIBBAD) {
+    throw ProgramError(message, 126);
+  }
+  throw Error(message);
 }
 
 }  // namespace
@@ -124,7 +130,7 @@ Supervision::Event Supervision::next_event() {
 
 std::span<const WorkerState> Supervision::result() {
   const SharedState& state = memory_.state();
-  if (state.start_error != 0) throw Error(start_failure(program_, state.start_error));
+  if (state.start_error != 0) throw_start_failure(program_, state.start_error);
   for (const WorkerState& worker : state.workers) {
     if (worker.ended) continue;
     throw Error("the job's supervisor process was killed, and the workers with it");

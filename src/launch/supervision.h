@@ -37,8 +37,9 @@ class Supervision {
   // The job has failed elsewhere, with an error that is about these workers.
   void send_failure(const std::set<int>& blamed_workers);
 
-  // How the workers ended. Call after Event::ended. Throws Error if a worker could not be
-  // started, or if the supervisor was killed; the job has ended then too.
+  // How the workers ended. Call after Event::ended. If a worker could not be started, throws
+  // ProgramError, or Error if that is not the program's fault; throws Error if the supervisor was
+  // killed. The job has ended then too.
   std::span<const WorkerState> result();
 
  private:

@@ -1,10 +1,12 @@
 // The real `paceline` with small shell programs as workers: its flags and their mistakes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 
 #include <filesystem>
 #include <fstream>
 #include <utility>
 
+#include "base/unique_fd.h"
 #include "launcher.h"
 
 namespace paceline {
@@ -37,8 +39,33 @@ TEST_F(Launcher, NamesAProgramThatCannotBeStarted) {
 
   std::filesystem::permissions(script, std::filesystem::perms::owner_all);
   auto broken = paceline({"run", script.string()});
-  EXPECT_EQ(broken.wait(), 1);
+  EXPECT_EQ(broken.wait(), 127);
   EXPECT_THAT(broken.err(), HasSubstr("interpreter that its first line names may be missing"));
+  std::ofstream(script) << "echo no first line\n";
+  auto no_program = paceline({"run", script.string()});
+  EXPECT_EQ(no_program.wait(), 126);
+  EXPECT_THAT(no_program.err(), HasSubstr("a script needs a first line such as #!/bin/sh"));
+}
+
+TEST_F(Launcher, SaysThatItsHelpCannotBeWritten) {
+  for (const char* const flag : {"--help", "--version"}) {
+    base::UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+    ChildProcess job({PACELINE_COMMAND, flag}, {}, {base::UniqueFd(), std::move(full)});
+    EXPECT_EQ(job.wait(), 1);
+    EXPECT_THAT(job.err(), StartsWith("paceline: cannot write to standard output: No space left"));
+  }
+}
+
+TEST_F(Launcher, NamesALogDirectoryWithoutACurrentOne) {
+  ChildProcess job({"sh", "-c",
+                    "mkdir $TMPDIR/gone && cd $TMPDIR/gone && rmdir $TMPDIR/gone && "
+                    "exec \"$0\" run --log-dir logs true",
+                    PACELINE_COMMAND},
+                   {{"TMPDIR", temporary_.path().string()}});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.err(), StartsWith("paceline run: cannot make the directory logs/"));
+  EXPECT_THAT(job.err(), EndsWith("_ in the current one: No such file or directory (ENOENT); give "
+                                  "--log-dir a directory that can be written\n"));
 }
 
 struct Mistake {
