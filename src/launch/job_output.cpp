@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,12 @@ using base::UniqueFd;
 constexpr int kFollowIntervalMs = 100;
 // How much of a file that the console does not get may hold its last lines.
 constexpr std::size_t kEndOfFile = 65536;
+
+// Whether a file has become shorter than what was read of it, as by `> /dev/stdout` in a shell.
+bool is_truncated(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 && info.st_size < ::lseek(fd, 0, SEEK_CUR);
+}
 
 }  // namespace
 
@@ -91,7 +98,11 @@ bool JobOutput::read_files() {
 // False if there is nothing to read now; closes a pipe at its end.
 bool JobOutput::read_some(Source& source) {
   std::array<char, 65536> buffer;
-  const ssize_t size = ::read(source.fd.get(), buffer.data(), buffer.size());
+  ssize_t size = ::read(source.fd.get(), buffer.data(), buffer.size());
+  if (size == 0 && source.is_file && is_truncated(source.fd.get())) {
+    ::lseek(source.fd.get(), 0, SEEK_SET);
+    size = ::read(source.fd.get(), buffer.data(), buffer.size());
+  }
   if (size == 0 && !source.is_file) source.fd.reset();
   if (size <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<std::size_t>(size));

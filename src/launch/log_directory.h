@@ -42,8 +42,8 @@ class JobDirectory {
   std::string problem_;
 };
 
-// One that a worker writes: it appends, so that processes which open their output anew do not
-// overwrite each other's. Throws Error if there is one already.
+// One that a worker writes: it appends, so that processes which share it do not overwrite each
+// other's output. One that opens it anew may truncate it. Throws Error if there is one already.
 base::UniqueFd make_log_file(const std::filesystem::path& path);
 
 // The last `size` bytes of a file at most, and not those before `begin`; empty if it cannot be

@@ -284,6 +284,19 @@ TEST_F(Launcher, KeepsErrorsInMemoryIfThereIsNoPlaceForFiles) {
   EXPECT_EQ(logs.out(), "");
 }
 
+// Each line is seen before the next one truncates the file.
+TEST_F(Logs, AreFollowedAfterTheyWereTruncated) {
+  const auto go = logs_.path() / "go";
+  auto job = run(1,
+                 "echo a long first line; until [ -e " + go.string() +
+                     " ]; do sleep 0.01; done; echo second > /dev/stdout",
+                 {"--log-dir", logs_.path().string(), "-t", "1"});
+  job.wait_for("[rank0]: a long first line\n");
+  std::ofstream(go).close();
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "[rank0]: a long first line\n[rank0]: second\n");
+}
+
 TEST_F(Logs, AreNotToldToARankAsATerminal) {
   auto terminal = test::open_terminal(72);
   if (!terminal) GTEST_SKIP() << "no terminal";
