@@ -264,6 +264,7 @@ void Job::pass_files(bool has_failed) {
                       : has_failed ? kOutputTimeoutAfterFailureMs
                                    : -1;
   while (output_.read_files()) {
+    if (spec_.other_nodes != nullptr) spec_.other_nodes->receive();  // they want answers
     while (NonBlockingWriter* const blocked = blocked_writer()) {
       std::vector<pollfd> fds{{blocked->fd(), POLLOUT, 0}, {signals_fd, POLLIN, 0}};
       if (spec_.other_nodes != nullptr) spec_.other_nodes->add_to(fds);
