@@ -26,11 +26,12 @@ namespace paceline {
 /// rank's own. For a state that all have, call barrier() first.
 ///
 /// The tensors are contiguous then. Their memory lives as long as a process has one of them, also
-/// without the world and after other ranks have ended; it cannot be freed earlier.
+/// without the world and after other ranks have ended; it cannot be freed earlier. Views that were
+/// taken before keep the earlier memory.
 ///
 /// Throws UsageError unless the group is over the backend paceline and on one node, and for tensors
-/// that are not dense tensors on the CPU; Mismatch that names the first difference between the
-/// ranks' models.
+/// that are not dense tensors on the CPU or overlap in memory; Mismatch that names the first
+/// difference between the ranks' models.
 PACELINE_API void share_memory(torch::nn::Module& module, const ProcessGroup& group = {});
 /// The same.
 template <typename M>

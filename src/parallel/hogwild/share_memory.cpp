@@ -1,3 +1,4 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -55,15 +56,29 @@ void check_same_tensors(const ddp::WrappedModel& model, const ProcessGroup& grou
   }
 }
 
+// Each tensor gets memory of its own.
+void check_no_overlap(const std::vector<ddp::NamedTensor>& named) {
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    for (std::size_t j = i + 1; j < named.size(); ++j) {
+      const auto status = at::get_overlap_status(named[i].tensor, named[j].tensor);
+      if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) continue;
+      throw UsageError(fmt::format(
+          "share_memory: {} and {} overlap in memory, and would be separate afterwards: share the "
+          "tensor that they are views of, and take the views then",
+          named[i].name, named[j].name));
+    }
+  }
+}
+
 void share_tensors(const ddp::WrappedModel& model, const ProcessGroup& group) {
   auto& backend = sharing_backend(group);
   check_same_tensors(model, group);
   auto named = model.parameters();
   for (auto& buffer : model.buffers()) named.push_back(std::move(buffer));
+  named = parameter_server::distinct_tensors(named, "share_memory");
+  check_no_overlap(named);
   parameter_server::Tensors tensors;
-  for (const auto& one : parameter_server::distinct_tensors(named, "share_memory")) {
-    tensors.push_back(one.tensor);
-  }
+  for (const auto& one : named) tensors.push_back(one.tensor);
   parameter_server::FlatTensors shared(
       tensors, [&](std::size_t bytes) { return backend.allocate_shared(bytes); });
   if (get_rank(group) == 0) shared.write(tensors);

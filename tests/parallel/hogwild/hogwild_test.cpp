@@ -199,6 +199,19 @@ TEST(Hogwild, NeedsDenseTensorsOnTheCpu) {
   });
 }
 
+TEST(Hogwild, RejectsTensorsThatOverlap) {
+  expect_torch_ranks(2, "paceline", [](int /*rank*/, int /*size*/) {
+    const auto base = torch::zeros({10});
+    const auto part = base.narrow(0, 4, 6);
+    EXPECT_THAT(thrown<UsageError>({{"v", base.narrow(0, 0, 6)}, {"w", part}}),
+                HasSubstr("share_memory: v and w overlap in memory"));
+    EXPECT_THAT(thrown<UsageError>({{"v", base}, {"w", base.detach()}}),
+                HasSubstr("v and w overlap"));
+    // The same tensor twice, and one beside it.
+    share_memory(NamedTensors{{"v", part}, {"same", part}, {"beside", base.narrow(0, 0, 4)}});
+  });
+}
+
 TEST(Hogwild, RanksOfANodeShareInAWorldOfSeveral) {
   expect_torch_ranks(4, test::kAcrossNodes, [](int rank, int /*size*/) {
     const ProcessGroup node = new_subgroups().current;
