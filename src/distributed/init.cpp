@@ -160,6 +160,7 @@ void enter(const InitOptions& options, const Attempt& attempt) {
   state.last_node = place.node;
   state.last_job = world->reconfigurable;
   state.world = std::move(world);
+  state.world_process = shm::fork_generation();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -59,6 +60,8 @@ class ProcessState {
   // Null without a world. Guarded by `mutex`. Do not destroy a backend under it: that waits for
   // callbacks, which may need the mutex.
   std::unique_ptr<ActiveWorld> world;
+  // The shm::fork_generation of the process that entered the last world; -1 if there was none.
+  std::atomic<std::int64_t> world_process{-1};
   std::mutex mutex;
   int inits = 0;
   // That of the last world; within record, it outlives the world until the end or until another

@@ -128,6 +128,31 @@ TEST_P(GroupsBackends, MayBeDestroyedAtOnce) {
   for (int round = 0; round < 5; ++round) expect_torch_ranks(8, GetParam(), [](int, int) {});
 }
 
+// Gloo would wait for threads that the child does not have.
+TEST_P(GroupsBackends, AForkedChildCannotUseThem) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    const ProcessGroup group = new_group();
+    if (rank == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        int refused = 0;
+        for (const auto& which : {ProcessGroup(), group}) {
+          try {
+            all_reduce(torch::ones({2}), {.group = which});
+          } catch (const UsageError& error) {
+            refused += std::string(error.what()).find("in a forked child") != std::string::npos;
+          }
+        }
+        ::_exit(refused == 2 ? 0 : 1);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+    }
+    all_reduce(torch::ones({2}), {.group = group});
+  });
+}
+
 // Such as one of a data loader. It may have a connection's socket when another rank closes it.
 TEST(Groups, AcrossNodesMayBeDestroyedBesideAChildProcess) {
   if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
