@@ -13,6 +13,7 @@
 #include <paceline/error.h>
 
 #include "base/log.h"
+#include "distributed/process_state.h"
 #include "parallel/ddp/reduction_cost.h"
 #include "parallel/with_error_context.h"
 
@@ -392,8 +393,9 @@ Indices Reducer::missing() const {
 
 void Reducer::fail_missing(const Indices& missing) {
   bucket_reducer().fail(fmt::format(
-      "{} of {} parameters got no gradient in this backward: {}. {}", missing.size(),
-      parameters_.size(), names_of(parameters_, missing),
+      "rank {}: {} of {} parameters got no gradient in this backward: {}. {}",
+      distributed::global_rank_of(options_.process_group, get_rank(options_.process_group)),
+      missing.size(), parameters_.size(), names_of(parameters_, missing),
       options_.static_graph
           ? "In the first step they did, so the graph is not static as static_graph says."
           : "If that is intended, set find_unused_parameters; otherwise include every output of "

@@ -54,6 +54,30 @@ std::string describe(Average average) {
   return fmt::format("average = Average::{}", kNames.at(static_cast<std::size_t>(average)));
 }
 
+// Options that ranks must give alike, a line each.
+std::vector<std::string> describe(const DdpOptions& options) {
+  const auto line = [](const char* name, const auto& value) {
+    return fmt::format("{} = {}", name, value);
+  };
+  const auto list = [&](const char* name, const auto& values) {
+    return line(name, fmt::format("{{{}}}", fmt::join(values, ", ")));
+  };
+  return {describe_logical_ranks(options.logical_ranks),
+          describe(options.average),
+          line("broadcast_buffers", options.broadcast_buffers),
+          line("bucket_cap_mb",
+               options.bucket_cap_mb ? fmt::to_string(*options.bucket_cap_mb) : "unset"),
+          list("bucket_cap_mb_list", options.bucket_cap_mb_list),
+          line("find_unused_parameters", options.find_unused_parameters),
+          line("static_graph", options.static_graph),
+          line("skip_all_reduce_unused_params", options.skip_all_reduce_unused_params),
+          list("all_reduce_trigger_params", options.all_reduce_trigger_params),
+          list("delay_all_reduce_named_params", options.delay_all_reduce_named_params),
+          line("param_to_hook_all_reduce", options.param_to_hook_all_reduce),
+          line("zero_copy", options.zero_copy),
+          line("check_sync_every", options.check_sync_every)};
+}
+
 // The weights of embeddings with sparse gradients.
 std::set<const void*> sparse_weights(const torch::nn::Module& module) {
   std::set<const void*> weights;
@@ -196,11 +220,11 @@ bool WrappedModel::has_sync_batch_norm() const {
 Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
                            const Recording& recording) {
   const ProcessGroup& group = options.process_group;
-  constexpr std::size_t kOptions = 2;
+  const std::vector<std::string> option_lines = describe(options);
+  const std::size_t count = option_lines.size();
   const std::string own =
-      fmt::format("{}{}\n{}\n{}\n{}", recording.any ? '+' : '-', recording.number,
-                  describe_logical_ranks(options.logical_ranks), describe(options.average),
-                  fmt::join(describe(model), "\n"));
+      fmt::format("{}{}\n{}\n{}", recording.any ? '+' : '-', recording.number,
+                  fmt::join(option_lines, "\n"), fmt::join(describe(model), "\n"));
   auto texts = parallel::with_error_context(
       "comparing the ranks' models; construct it on all ranks of its group",
       [&] { return all_gather_bytes(own, {.group = group}); });
@@ -220,11 +244,11 @@ Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
     const auto other = split_lines(texts[rank]);
     const std::pair ranks{global(0), global(rank)};
     std::size_t option = 0;
-    while (option < kOptions && first[option] == other[option]) ++option;
+    while (option < count && first[option] == other[option]) ++option;
     const std::string text =
-        option == kOptions
-            ? first_difference(std::span(first).subspan(kOptions),
-                               std::span(other).subspan(kOptions), ranks)
+        option == count
+            ? first_difference(std::span(first).subspan(count), std::span(other).subspan(count),
+                               ranks)
             : fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks",
                           first[option], ranks.first, other[option], ranks.second);
     throw Mismatch(text, {ranks.second}, "DistributedDataParallel", 0);

@@ -62,8 +62,8 @@ struct Recording {
 };
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
-// name, shape, strides, type or whether they take gradients, or if options differ that would give
-// wrong gradients: logical_ranks and average. Collective. Returns the highest number that a rank
+// name, shape, strides, type or whether they take gradients, or if options differ that ranks must
+// give alike. Collective. Returns the highest number that a rank
 // has, as a process that took a lost one's place has wrapped fewer models, and whether any rank has
 // a timeline.
 Recording check_same_model(const WrappedModel& model, const DdpOptions& options,

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -99,6 +100,35 @@ TEST(DdpOptions, RejectsInvalidValues) {
     EXPECT_THROW(model.set_samples(3), UsageError);
     EXPECT_THROW(model.register_comm_hook(CommHook()), UsageError);
   });
+}
+
+TEST(DdpOptions, ThatDifferBetweenRanksAreNamed) {
+  const std::vector<std::pair<DdpOptions, const char*>> cases{
+      {{.broadcast_buffers = false},
+       "broadcast_buffers = true on rank 0 and broadcast_buffers = false"},
+      {{.bucket_cap_mb = 2.5}, "bucket_cap_mb = unset on rank 0 and bucket_cap_mb = 2.5"},
+      {{.find_unused_parameters = true}, "find_unused_parameters = true on rank 1"},
+      {{.static_graph = true}, "static_graph = true on rank 1"},
+      {{.find_unused_parameters = true, .skip_all_reduce_unused_params = true},
+       "find_unused_parameters = true on rank 1"},
+      {{.bucket_cap_mb_list = {1, 2}}, "bucket_cap_mb_list = {1, 2} on rank 1"},
+      {{.all_reduce_trigger_params = {"weight"}}, "all_reduce_trigger_params = {weight} on rank 1"},
+      {{.zero_copy = false}, "zero_copy = false on rank 1"},
+      {{.check_sync_every = 3}, "check_sync_every = 3 on rank 1"}};
+  for (const auto& backend : test::backends()) {
+    expect_torch_ranks(2, backend, [&](int rank, int) {
+      for (const auto& [options, text] : cases) {
+        const auto wrap = [&, &options = options] {
+          DistributedDataParallel model(torch::nn::Linear(2, 1),
+                                        rank == 1 ? options : DdpOptions());
+        };
+        EXPECT_THAT(wrap, ThrowsMessage<Mismatch>(
+                              AllOf(HasSubstr(text), HasSubstr("must be the same on all ranks"))));
+      }
+      // It concerns the rank alone.
+      DistributedDataParallel(torch::nn::Linear(2, 1), {.gradient_as_bucket_view = rank == 0});
+    });
+  }
 }
 
 TEST(DdpOptions, WithoutBucketViewGradientsKeepTheirMemory) {

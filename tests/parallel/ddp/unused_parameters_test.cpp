@@ -89,7 +89,7 @@ TEST_P(UnusedParametersRanksUpTo3, AreNamedOnEveryRank) {
   });
   for (const auto& end : ends) {
     EXPECT_THAT(end.report,
-                AllOf(HasSubstr("2 of 4 parameters got no gradient"),
+                AllOf(HasSubstr("rank 1: 2 of 4 parameters got no gradient"),
                       HasSubstr("extra.weight, extra.bias"), HasSubstr("find_unused_parameters")));
   }
 }
