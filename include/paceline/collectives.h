@@ -22,7 +22,8 @@
 ///
 /// **Errors.** Every call throws Mismatch if the ranks disagree on the call, its types or its
 /// sizes; PeerLost if a rank has ended; Timeout if one does not come in time; UsageError for
-/// arguments that this rank finds invalid by itself. docs/errors.md lists the cases.
+/// arguments that this rank finds invalid by itself. Over gloo, failures are Error and name no rank,
+/// and ranks that disagree may wait, or end the process. docs/errors.md lists the cases.
 ///
 /// In shapes, W is the number of ranks in the group and r a rank in it. Ranks in arguments (`src`,
 /// `dst`) and results are global ranks: a rank's number in the world, as in PyTorch, also if the
@@ -211,9 +212,9 @@ PACELINE_API void barrier(const BarrierOptions& options = {});
 /// A barrier with a timeout of its own. On rank 0, Timeout names the first rank that did not come,
 /// or with `wait_all_ranks` all of them; other ranks throw one too, with the same ranks. They wait
 /// the timeout for rank 0 to arrive, and as long again, and a little, for what it finds. The group
-/// remains usable. On
-/// the backend paceline on one node, if a rank has made another call instead, every rank throws
-/// Mismatch.
+/// remains usable. On the backend paceline on one node, if a rank has made another call instead,
+/// every rank throws Mismatch. Over gloo it throws Error, on rank 0 with LibTorch's text that names
+/// ranks, and the group is of no further use.
 PACELINE_API void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// Sends `tensor` to rank `dst`, whose recv has the same tag, type and number of elements. Returns

@@ -156,8 +156,8 @@ class [[nodiscard]] NoSyncGuard {
 /// is a view into its bucket (see gradient_as_bucket_view). The next backward adds to it in place,
 /// as always: clone a gradient to keep it.
 ///
-/// **Errors.** A backward throws PeerLost, Timeout or Mismatch when another rank fails; Mismatch
-/// when the ranks have not done the same (docs/errors.md, Divergence); and Mismatch for parameters
+/// **Errors.** A backward throws PeerLost, Timeout or Mismatch when another rank fails, and over
+/// gloo Error; Mismatch when the ranks have not done the same (docs/errors.md, Divergence); and Mismatch for parameters
 /// that got no gradient (see find_unused_parameters), over gloo Error. docs/errors.md says after
 /// which errors the next forward can go on; all gradients are zero then.
 ///
