@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <numbers>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,7 +60,8 @@ void declare(paceline::Config& config, Options& options) {
   config.add("evaluate_every", options.evaluate_every, "Steps between validations and checkpoints");
   config.add("seed", options.seed);
   config.add("sample", options.sample, "Bytes to write at the end");
-  config.add("fresh", options.fresh, "Begin anew, and remove what the run has left");
+  config.add("fresh", options.fresh,
+             "Begin anew: remove what a run has written, and no other file");
 }
 
 struct BlockImpl : torch::nn::Module {
@@ -210,6 +212,17 @@ double rate_of(std::int64_t step, const Options& options) {
   return kLeast + (1 - kLeast) * (1 + cosine) / 2;
 }
 
+// Removes what a run writes. The directory may contain other files, which stay.
+void remove_run(const fs::path& directory) {
+  static const std::regex written(
+      R"(step-\d{12,}|\.step-\d{12,}\..*|events\.out\.tfevents\..*|metrics\.jsonl|config\.yaml)"
+      R"(|gpt\.safetensors|\.?(train|valid)\.bin)");
+  if (!fs::exists(directory)) return;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (std::regex_match(entry.path().filename().string(), written)) fs::remove_all(entry.path());
+  }
+}
+
 int train(const Options& options, const paceline::Config& config) {
   TORCH_CHECK(options.context >= 4, "context must be at least 4");
   for (const int each : {options.accumulate, options.log_every, options.evaluate_every}) {
@@ -220,7 +233,7 @@ int train(const Options& options, const paceline::Config& config) {
   const auto world = paceline::init_process_group();
   const paceline::Logger log;
   if (paceline::get_rank() == 0) {
-    if (options.fresh) fs::remove_all(options.run);
+    if (options.fresh) remove_run(options.run);
     write_tokens(read_text(options.text), options.run);
   }
   paceline::barrier();  // the other ranks read what rank 0 has written

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,7 +45,8 @@ void declare(paceline::Config& config, Options& options) {
   config.add("optimizer.warmup_epochs", options.warmup_epochs, "Epochs until the highest rate");
   config.add("optimizer.clip_norm", options.clip_norm, "The greatest norm of the gradients");
   config.add("checkpoint_every", options.checkpoint_every, "Steps from one checkpoint to the next");
-  config.add("fresh", options.fresh, "Begin anew, and remove what the run has left");
+  config.add("fresh", options.fresh,
+             "Begin anew: remove what a run has written, and no other file");
   config.add("data", options.data, "Directory that contains fashion-mnist/");
   config.add("run", options.run, "Directory of checkpoints and metrics");
 }
@@ -103,11 +105,22 @@ paceline::Metrics::Values evaluate(Model& model, const Options& options) {
   return metrics.reduce();
 }
 
+// Removes what a run writes. The directory may contain other files, which stay.
+void remove_run(const fs::path& directory) {
+  static const std::regex written(
+      R"(step-\d{12,}|\.step-\d{12,}\..*|events\.out\.tfevents\..*|metrics\.jsonl|config\.yaml)"
+      R"(|net\.safetensors)");
+  if (!fs::exists(directory)) return;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (std::regex_match(entry.path().filename().string(), written)) fs::remove_all(entry.path());
+  }
+}
+
 int train(const Options& options, const paceline::Config& config) {
   TORCH_CHECK(options.checkpoint_every >= 1, "checkpoint_every must be at least 1");
   const auto world = paceline::init_process_group();
   paceline::print("ranks: " + std::to_string(paceline::get_world_size()));
-  if (options.fresh && paceline::get_rank() == 0) fs::remove_all(options.run);
+  if (options.fresh && paceline::get_rank() == 0) remove_run(options.run);
   // The only barrier: other ranks must not look for checkpoints before rank 0 has removed them.
   // Everything below that depends on other ranks is a collective call already, and waits for them.
   paceline::barrier();
