@@ -141,25 +141,32 @@ int train(const Options& options, const paceline::Config& config) {
   optim::AdamW optimizer(model.parameters(),
                          torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
   const std::int64_t warmup = options.warmup_epochs * loader.size();
-  const std::int64_t steps = options.epochs * loader.size();
+  const std::int64_t all_steps = options.epochs * loader.size();
   optim::SequentialLR schedule(
       optimizer, {.schedulers = {optim::LinearLROptions{.start_factor = 0.1, .total_iters = warmup},
                                  optim::CosineAnnealingLROptions{
-                                     .T_max = std::max<std::int64_t>(steps - warmup, 1)}},
+                                     .T_max = std::max<std::int64_t>(all_steps - warmup, 1)}},
                   .milestones = {warmup}});
 
   std::int64_t step = 0;
   std::int64_t epoch = 0;  // complete ones
   std::int64_t epochs = options.epochs;
+  std::int64_t steps = all_steps;
   const paceline::States states{
       {"model", model}, {"optimizer", optimizer}, {"schedule", schedule}, {"loader", loader},
-      {"step", step},   {"epoch", epoch},         {"epochs", epochs}};
+      {"step", step},   {"epoch", epoch},         {"epochs", epochs},     {"steps", steps}};
   paceline::CheckpointDirectory checkpoints(options.run,
                                             {.keep_last = 2, .keep_best = 1, .asynchronous = true});
-  if (const auto resumed = checkpoints.resume(states)) paceline::print(resumed->message);
+  const auto resumed = checkpoints.resume(states);
+  if (resumed) paceline::print(resumed->message);
   TORCH_CHECK(epochs == options.epochs, "the run in ", options.run.string(), " is of ", epochs,
               " epochs, and so is its schedule: --fresh begins one of ", options.epochs);
-  config.save(options.run / "config.yaml");
+  TORCH_CHECK(
+      steps == all_steps, "the run in ", options.run.string(), " is of ", steps,
+      " steps, and so is its schedule: keep its batch_size, its train_samples and its number "
+      "of ranks; or --fresh begins one of ",
+      all_steps, " steps");
+  if (!resumed) config.save(options.run / "config.yaml");
 
   paceline::SummaryWriter writer(options.run, {.purge_step = step + 1});
   paceline::Preemption preemption;
