@@ -159,12 +159,18 @@ void write_tokens(const std::string& text, const fs::path& directory) {
   TORCH_CHECK(!valid.empty(), "a text of ", text.size(),
               " bytes is too short: give a longer --text");
   for (const auto& [name, tokens] : {std::pair("train.bin", &train), {"valid.bin", &valid}}) {
-    TORCH_CHECK(!fs::exists(directory / name) || read_text(directory / name) == *tokens,
-                directory.string(), " is a run with another text: give --fresh or another --run");
-    std::ofstream file(directory / name, std::ios::binary);
+    if (fs::exists(directory / name)) {
+      TORCH_CHECK(read_text(directory / name) == *tokens, directory.string(),
+                  " is a run with another text: give --fresh or another --run");
+      continue;
+    }
+    // Gets its name when it is complete.
+    const fs::path hidden = directory / (std::string(".") + name);
+    std::ofstream file(hidden, std::ios::binary);
     file.exceptions(std::ios::failbit | std::ios::badbit);
     file.write(tokens->data(), static_cast<std::streamsize>(tokens->size()));
     file.close();
+    fs::rename(hidden, directory / name);
   }
 }
 
