@@ -291,6 +291,9 @@ bool train(const Options& options, const paceline::Config& config) {
   }
   writer.flush();
   if (paceline::get_rank() == 0) paceline::save(*model.module(), options.run / "ppo.safetensors");
+  if (!is_solved) {
+    paceline::print("not solved after " + std::to_string(options.max_updates) + " updates");
+  }
   return is_solved;
 }
 
