@@ -9,6 +9,7 @@
 #include <drawing/span_chart.h>
 #include <paceline/paceline.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -103,6 +104,7 @@ struct Record {
 struct Log {
   std::vector<Record> steps;
   double waiting = 0;  // seconds in the backward and the update, where it waits for other ranks
+  double end = 0;      // seconds from the begin to the end of the last update
 };
 
 double seconds_since(Clock::time_point begin) {
@@ -130,6 +132,7 @@ class Worker {
     loss.backward();
     update();
     log_.waiting += seconds_since(before);
+    log_.end = seconds_since(begin_);
   }
   bool is_time_over() const { return seconds_since(begin_) >= options_.seconds; }
   const Log& log() const { return log_; }
@@ -187,11 +190,11 @@ Log train_with_server(const Options& options, std::optional<std::int64_t> stalen
   }
   Worker worker(options);
   auto trained = net;
-  while (!worker.is_time_over()) {
+  do {
     trained->zero_grad();
     worker.step([&](const torch::Tensor& x) { return trained->forward(x); },
                 [&] { server.step(); });
-  }
+  } while (!worker.is_time_over());
   server.leave();
   return worker.log();
 }
@@ -203,10 +206,10 @@ Log train_hogwild(const Options& options, const paceline::ProcessGroup& workers)
   paceline::share_memory(net, workers);
   torch::optim::SGD sgd(net->parameters(), options.learning_rate);
   Worker worker(options);
-  while (!worker.is_time_over()) {
+  do {
     sgd.zero_grad();
     worker.step([&](const torch::Tensor& x) { return net->forward(x); }, [&] { sgd.step(); });
-  }
+  } while (!worker.is_time_over());
   return worker.log();
 }
 
@@ -254,11 +257,13 @@ class Report {
     for (const std::string& bytes : gather(own)) {
       Log log;
       std::memcpy(&log.waiting, bytes.data(), sizeof(double));
-      log.steps.resize((bytes.size() - sizeof(double)) / sizeof(Record));
+      std::memcpy(&log.end, bytes.data() + sizeof(double), sizeof(double));
+      constexpr std::size_t kHeader = 2 * sizeof(double);
+      log.steps.resize((bytes.size() - kHeader) / sizeof(Record));
       if (log.steps.empty()) continue;
-      std::memcpy(log.steps.data(), bytes.data() + sizeof(double), bytes.size() - sizeof(double));
-      waits.push_back(log.waiting / log.steps.back().seconds);
-      end = std::max(end, log.steps.back().seconds);
+      std::memcpy(log.steps.data(), bytes.data() + kHeader, bytes.size() - kHeader);
+      waits.push_back(log.waiting / log.end);
+      end = std::max(end, log.end);
       records.insert(records.end(), log.steps.begin(), log.steps.end());
     }
     if (paceline::get_rank() != 0) return;
@@ -297,6 +302,7 @@ class Report {
  private:
   static std::vector<std::string> gather(const Log& own) {
     std::string bytes(reinterpret_cast<const char*>(&own.waiting), sizeof(double));
+    bytes.append(reinterpret_cast<const char*>(&own.end), sizeof(double));
     bytes.append(reinterpret_cast<const char*>(own.steps.data()),
                  own.steps.size() * sizeof(Record));
     return paceline::all_gather_bytes(bytes);
