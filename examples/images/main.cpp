@@ -149,7 +149,7 @@ void train(const Options& options, const paceline::Config& config) {
                                           {.decay = options.average_decay, .use_buffers = true});
   torch::nn::CrossEntropyLoss loss_of(
       torch::nn::CrossEntropyLossOptions().label_smoothing(options.label_smoothing));
-  paceline::SummaryWriter writer(options.run);
+  paceline::SummaryWriter writer(options.run, {.purge_step = 0});
   std::int64_t step = 0;
   torch::Tensor confusion;
   for (int epoch = 0; epoch < options.epochs; ++epoch) {

@@ -275,7 +275,7 @@ bool train(const Options& options, const paceline::Config& config) {
   torch::optim::Adam optimizer(model.parameters(), torch::optim::AdamOptions(options.lr).eps(1e-5));
   paceline::optim::LinearLR schedule(
       optimizer, {.start_factor = 1.0, .end_factor = 0.0, .total_iters = options.max_updates});
-  paceline::SummaryWriter writer(options.run);
+  paceline::SummaryWriter writer(options.run, {.purge_step = 0});
   paceline::Metrics metrics;
   bool is_solved = false;
   for (int i = 1; i <= options.max_updates && !is_solved; ++i) {
