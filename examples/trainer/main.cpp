@@ -117,6 +117,7 @@ void remove_run(const fs::path& directory) {
 }
 
 int train(const Options& options, const paceline::Config& config) {
+  TORCH_CHECK(options.epochs >= 1, "epochs is ", options.epochs, "; it must be at least 1");
   TORCH_CHECK(options.checkpoint_every >= 1, "checkpoint_every must be at least 1");
   const auto world = paceline::init_process_group();
   paceline::print("ranks: " + std::to_string(paceline::get_world_size()));
@@ -127,6 +128,9 @@ int train(const Options& options, const paceline::Config& config) {
 
   paceline::manual_seed(options.seed, {.per_rank = true});  // dropout differs between ranks
   const data::FashionMnist images(options.data, data::Split::train);
+  TORCH_CHECK(
+      options.train_samples >= 1 && std::cmp_less_equal(options.train_samples, images.size()),
+      "train_samples is ", options.train_samples, "; it must be from 1 to ", images.size());
   std::vector<std::int64_t> first(static_cast<std::size_t>(options.train_samples));
   std::iota(first.begin(), first.end(), 0);
   auto set = data::map(data::Subset(images, first), augment);
