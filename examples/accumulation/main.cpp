@@ -118,6 +118,13 @@ int train() {
   return is_equal ? 0 : 1;
 }
 
-int main() {
-  return paceline::record(train);
+int main(int argc, char** argv) {
+  return paceline::record([&] {
+    paceline::Config config("Compares N ranks to N logical ranks of one. It has no options.");
+    if (const auto text = config.parse(argc, argv)) {
+      paceline::print(*text);
+      return 0;
+    }
+    return train();
+  });
 }

@@ -219,6 +219,10 @@ void tour() {
   pipeline();
 }
 
-int main() {
-  return paceline::record(tour);
+int main(int argc, char** argv) {
+  return paceline::record([&] {
+    paceline::Config config("Shows what each way to communicate does. It has no options.");
+    if (const auto text = config.parse(argc, argv)) return paceline::print(*text);
+    tour();
+  });
 }
