@@ -114,7 +114,7 @@ void train_and_evaluate(const Options& options) {
   TORCH_CHECK(options.epochs >= 1, "epochs must be at least 1");
   const torch::Device device = device_of(options);
   const auto world = paceline::init_process_group();
-  check_writable(options.output);
+  if (paceline::get_rank() == 0) check_writable(options.output);  // the rank that saves
   torch::manual_seed(0);
   Net net;
   net->to(device);
