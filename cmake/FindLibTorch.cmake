@@ -1,7 +1,7 @@
 # Finds LibTorch without TorchConfig.cmake, which rejects a CUDA wheel without a CUDA toolkit.
 #
 # Searches, in this order:
-#   LibTorch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's choice, so a
+#   LibTorch_ROOT, Torch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's choice, so a
 #     version outside the wanted range is an error;
 #   the package `torch` of Python_EXECUTABLE, which pip sets, or else of the active Python; it is found
 #     but not imported;
@@ -41,7 +41,7 @@ endfunction()
 
 # Sets `out` to the directories that the user's variables may mean.
 function(_libtorch_given_prefixes out)
-  set(prefixes ${LibTorch_ROOT} $ENV{LibTorch_ROOT})
+  set(prefixes ${LibTorch_ROOT} $ENV{LibTorch_ROOT} ${Torch_ROOT} $ENV{Torch_ROOT})
   foreach(dir ${Torch_DIR} $ENV{Torch_DIR})
     list(APPEND prefixes ${dir}/../../..)  # <prefix>/share/cmake/Torch
   endforeach()
@@ -50,7 +50,12 @@ function(_libtorch_given_prefixes out)
     # A prefix, a site-packages directory, or torch.utils.cmake_prefix_path (<prefix>/share/cmake).
     list(APPEND prefixes ${dir} ${dir}/torch ${dir}/../..)
   endforeach()
-  set(${out} ${prefixes} PARENT_SCOPE)
+  set(absolute)
+  foreach(dir ${prefixes})
+    get_filename_component(dir ${dir} ABSOLUTE)
+    list(APPEND absolute ${dir})
+  endforeach()
+  set(${out} ${absolute} PARENT_SCOPE)
 endfunction()
 
 function(_libtorch_python_prefix out)
@@ -82,13 +87,13 @@ foreach(_libtorch_dir ${_libtorch_given} ${_libtorch_by_chance})
     continue()
   endif()
   find_package_check_version(${_libtorch_version} _libtorch_usable HANDLE_VERSION_RANGE)
-  if(NOT _libtorch_usable AND _libtorch_dir IN_LIST _libtorch_by_chance)
+  if(NOT _libtorch_usable AND NOT _libtorch_dir IN_LIST _libtorch_given)
     message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
                    "the wanted version is ${LibTorch_FIND_VERSION_COMPLETE}")
     continue()
   endif()
   _libtorch_has_cxx11_abi(${_libtorch_dir} _libtorch_cxx11)
-  if(NOT _libtorch_cxx11 AND _libtorch_dir IN_LIST _libtorch_by_chance)
+  if(NOT _libtorch_cxx11 AND NOT _libtorch_dir IN_LIST _libtorch_given)
     message(STATUS "Skipping LibTorch ${_libtorch_version} in ${_libtorch_dir}: "
                    "it has the ABI before C++11")
     continue()
