@@ -99,8 +99,10 @@ const detail::ConfigOption& Config::find(const std::string& name, const std::str
   }
   const std::string nearest = base::nearest_name(name, names);
   throw UsageError(fmt::format("{}: unknown option '{}'; {}", source, name,
-                               nearest.empty() ? fmt::format("there are {}", fmt::join(names, ", "))
-                                               : fmt::format("did you mean '{}'?", nearest)));
+                               !nearest.empty() ? fmt::format("did you mean '{}'?", nearest)
+                               : names.empty()
+                                   ? "there are none"
+                                   : fmt::format("there are {}", fmt::join(names, ", "))));
 }
 
 void Config::set(const std::string& name, const std::vector<std::string>& texts,

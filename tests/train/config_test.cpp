@@ -188,6 +188,13 @@ TEST_F(ConfigTest, PrintsItselfAndItsHelp) {
                     HasSubstr("each of which is an integer (default: 30,60)\n")));
 }
 
+TEST_F(ConfigTest, WithoutOptionsSaysSo) {
+  Config none("Has none.");
+  const std::vector<const char*> arguments{"program", "--epochs=1"};
+  EXPECT_THAT([&] { static_cast<void>(none.parse(2, arguments.data())); },
+              ThrowsMessage<UsageError>(HasSubstr("unknown option 'epochs'; there are none")));
+}
+
 TEST_F(ConfigTest, NamesWhatIsWrongAndWhere) {
   expect_refused("epochs: 1\n\noptimizer:\n  lrr: 1\n",
                  ":4: unknown option 'optimizer.lrr'; did you mean 'optimizer.lr'?");
