@@ -1,10 +1,10 @@
 # Finds LibTorch without TorchConfig.cmake, which rejects a CUDA wheel without a CUDA toolkit.
 #
 # Searches, in this order:
-#   LibTorch_ROOT, Torch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's choice, so a
-#     version outside the wanted range is an error;
-#   the package `torch` of Python_EXECUTABLE, which pip sets, or else of the active Python; it is found
-#     but not imported;
+#   LibTorch_ROOT, Torch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's
+#     choice, so a version outside the wanted range is an error;
+#   the package `torch` of Python_EXECUTABLE, which pip sets, or else of the active Python; it is
+#     found but not imported;
 #   LibTorch_FALLBACK: the directory into which tools/setup installs.
 # The last two may exist for another purpose, so a version outside the range is skipped with a
 # message. A library whose std::string has the ABI before C++11 is rejected or skipped in the same way: linking to
