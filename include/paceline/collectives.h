@@ -22,8 +22,8 @@
 ///
 /// **Errors.** Every call throws Mismatch if the ranks disagree on the call, its types or its
 /// sizes; PeerLost if a rank has ended; Timeout if one does not come in time; UsageError for
-/// arguments that this rank finds invalid by itself. Over gloo, failures are Error and name no rank,
-/// and ranks that disagree may wait, or end the process. docs/errors.md lists the cases.
+/// arguments that this rank finds invalid by itself. Over gloo, failures are Error and name no
+/// rank, and ranks that disagree may wait, or end the process. docs/errors.md lists the cases.
 ///
 /// In shapes, W is the number of ranks in the group and r a rank in it. Ranks in arguments (`src`,
 /// `dst`) and results are global ranks: a rank's number in the world, as in PyTorch, also if the

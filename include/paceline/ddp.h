@@ -157,9 +157,9 @@ class [[nodiscard]] NoSyncGuard {
 /// as always: clone a gradient to keep it.
 ///
 /// **Errors.** A backward throws PeerLost, Timeout or Mismatch when another rank fails, and over
-/// gloo Error; Mismatch when the ranks have not done the same (docs/errors.md, Divergence); and Mismatch for parameters
-/// that got no gradient (see find_unused_parameters), over gloo Error. docs/errors.md says after
-/// which errors the next forward can go on; all gradients are zero then.
+/// gloo Error; Mismatch when the ranks have not done the same (docs/errors.md, Divergence); and
+/// Mismatch for parameters that got no gradient (see find_unused_parameters), over gloo Error.
+/// docs/errors.md says after which errors the next forward can go on; all gradients are zero then.
 ///
 /// **Rules.**
 /// - Use it on one thread at a time. It is move-only, and not a Module itself.

@@ -113,9 +113,8 @@ void write_safetensors(const StateDict& state, const std::filesystem::path& path
   for (const auto& one : state) {
     auto entry = describe(one.key(), one.value());
     const auto [begin, end] = names.equal_range(one.value().storage().unsafeGetStorageImpl());
-    const auto same = std::find_if(begin, end, [&](const auto& other) {
-      return is_same(one.value(), state[other.second]);
-    });
+    const auto same = std::find_if(
+        begin, end, [&](const auto& other) { return is_same(one.value(), state[other.second]); });
     if (same != end) {
       metadata[one.key()] = same->second;
       continue;

@@ -35,7 +35,8 @@ std::vector<LiveProcess> all_live_processes();
 // Whether it is a rank, or may become one or start ones.
 bool may_train(pid_t process);
 
-// Whether a process that this user may look into has the variables that a launcher of this job sets.
+// Whether a process that this user may look into has the variables that a launcher of this job
+// sets.
 bool is_started(const std::string& job);
 
 // The process that a thread belongs to; empty if there is neither.

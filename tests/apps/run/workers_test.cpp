@@ -1,4 +1,5 @@
 // The real `paceline` with small shell programs as workers: what the workers start with.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -89,17 +90,15 @@ TEST_F(Launcher, EachWorkerLeadsItsOwnSession) {
 
 // The launcher itself survives SIGPIPE and SIGXFSZ.
 TEST_F(Launcher, WorkersIgnoreTheSignalsThatTheLauncherWasStartedToIgnore) {
-  for (const std::string signals : {"", "PIPE", "PIPE XFSZ USR2"}) {
-    const std::string show = "grep SigIgn /proc/self/status";
+  for (const char* const trap : {"", "trap '' PIPE; ", "trap '' PIPE XFSZ USR2; "}) {
+    constexpr const char* kShow = "grep SigIgn /proc/self/status";
     test::ChildProcess job(
-        {"sh", "-c",
-         (signals.empty() ? "" : "trap '' " + signals + "; ") + show + "; exec \"$0\" run " + show,
-         PACELINE_COMMAND},
+        {"sh", "-c", fmt::format("{0}{1}; exec \"$0\" run {1}", trap, kShow), PACELINE_COMMAND},
         {{"TMPDIR", temporary_.path().string()}});
     EXPECT_EQ(job.wait(), 0) << job.err();
     const std::string& text = job.out();
     const std::string own = text.substr(0, text.find('\n') + 1);
-    EXPECT_EQ(text, own + "[rank0]: " + own);
+    EXPECT_EQ(text, fmt::format("{0}[rank0]: {0}", own));
   }
 }
 
