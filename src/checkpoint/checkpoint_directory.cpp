@@ -113,12 +113,14 @@ class CheckpointDirectory::Impl {
   }
 
   void wait() {
+    if (!pending_) return;
     check_ranks();
     if (writer_.joinable()) writer_.join();
-    if (pending_) complete(std::exchange(writer_error_, ""));
+    complete(std::exchange(writer_error_, ""));
   }
 
   std::optional<ResumedCheckpoint> resume(const States& states) {
+    check_ranks();
     wait();
     std::vector<Place> places;
     std::string text;
