@@ -52,7 +52,7 @@ class FileWriter {
   base::UniqueFd file_;
 };
 
-// Makes a directory, and those that it is in. `fsync`: waits until their names are on the disk.
+// Makes a directory and its missing parents. `fsync`: waits until their names are on the disk.
 // Throws Error or std::filesystem::filesystem_error.
 void create_directories(const std::filesystem::path& directory, bool fsync);
 // Waits until the names in a directory are on the disk. Throws Error.

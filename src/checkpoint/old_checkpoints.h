@@ -10,7 +10,7 @@
 
 namespace paceline::checkpoint {
 
-// What is to be removed once the checkpoint of `step` is complete: hidden ones, and those that the
+// The checkpoints to remove once that of `step` is complete: hidden ones, and named ones that the
 // options do not keep.
 std::vector<Place> old_places(const std::filesystem::path& directory, std::int64_t step,
                               const CheckpointOptions& options);

@@ -106,7 +106,7 @@ TEST_F(CheckpointFailures, ASaveAfterOneThatFailedSavesAndThrows) {
   });
 }
 
-// Ranks 0 and 1 of 3 are those of 2 then, so the parts that they would write are not a checkpoint.
+// A world of 2 writes two parts, which do not make a checkpoint of 3 ranks.
 TEST_F(CheckpointFailures, AfterAReconfigureOneIsConstructedAnew) {
   const auto ends = test::run_torch_ranks(3, "paceline", [&](const test::RankContext& context) {
     InitOptions init = context.init;
