@@ -271,7 +271,7 @@ void Coordinator::handle_leave(Node& node, int signal) {
 }
 
 bool Coordinator::awaits_end() const {
-  return phase_ == Phase::running && (stopping_ || signal_ != 0);
+  return phase_ == Phase::running && (stopping_ || asks_for_end(signal_));
 }
 
 // A launcher that is suspended, or waits for a file system, would have all others wait for the end
