@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -11,9 +10,9 @@
 #include <paceline/error.h>
 #include <paceline/version.h>
 
-#include "base/errno_error.h"
 #include "launch/program.h"
 #include "other_command.h"
+#include "print.h"
 #include "report_command.h"
 #include "run_command.h"
 #include "top_command.h"
@@ -47,14 +46,6 @@ void open_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-int print(const std::string& text) {
-  errno = 0;
-  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
-    throw paceline::base::errno_error("cannot write to standard output", errno != 0 ? errno : EIO);
-  }
-  return 0;
-}
-
 int dispatch(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "--help";
   if (command == "run") return paceline::app::run_command({argv + 2, argv + argc});
@@ -64,10 +55,12 @@ int dispatch(int argc, char** argv) {
     paceline::app::become_other_command(std::string(command), argv + 1);
   }
   if (command == "--help" || command == "-h" || command == "help") {
-    return print(std::string(kHelp));
+    paceline::app::print(std::string(kHelp));
+    return 0;
   }
   if (command == "--version") {
-    return print(fmt::format("paceline {}\n", paceline::kVersion));
+    paceline::app::print(fmt::format("paceline {}\n", paceline::kVersion));
+    return 0;
   }
   throw paceline::UsageError(
       fmt::format("unknown command '{}'; expected run, report, top, bench or doctor", command));

@@ -14,6 +14,7 @@
 
 #include "base/errno_error.h"
 #include "help_formatter.h"
+#include "print.h"
 #include "report/analysis/analysis.h"
 #include "report/analysis/diagnosis.h"
 #include "report/json.h"
@@ -95,15 +96,11 @@ int report_command(const std::vector<std::string>& arguments) {
     std::fputs(fmt::format("paceline report: {}\n", note).c_str(), stderr);
   }
   if (options.json) {
-    std::puts(report::report_json(job, analysis, diagnosis).c_str());
+    print(report::report_json(job, analysis, diagnosis) + '\n');
   } else {
-    std::puts(diagnosis.sentence.c_str());
-    if (const auto gain = first_prediction(diagnosis)) std::puts(report::text_of(*gain).c_str());
-    std::puts(options.output.c_str());
-  }
-  errno = 0;
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    throw base::errno_error("cannot write to standard output", errno != 0 ? errno : EIO);
+    const auto gain = first_prediction(diagnosis);
+    print(fmt::format("{}\n{}{}\n", diagnosis.sentence, gain ? report::text_of(*gain) + '\n' : "",
+                      options.output));
   }
   return 0;
 }

@@ -71,7 +71,7 @@ TEST_F(Session, DoesNotConnectAgainAndAgainWithoutPause) {
   EXPECT_LE(connections, 2);
 }
 
-// The launcher of an earlier job may end just then, or have given up on this one.
+// The launcher of an earlier job may end at that moment, or may have stopped waiting for this one.
 TEST_F(Session, TriesAgainIfItsConnectionIsClosedOnce) {
   std::thread others([&] {
     {

@@ -19,7 +19,8 @@ void gram_schmidt(const at::Tensor& matrix, double epsilon) {
 
 }  // namespace
 
-// QR does not take 16 bits, and is faster for more than two columns only.
+// Where Gram-Schmidt is used: QR does not take 16 bits, and is faster for more than two columns
+// only.
 bool keeps_zero_columns(const at::Tensor& matrix) {
   return matrix.size(2) <= 2 || matrix.scalar_type() == at::kHalf ||
          matrix.scalar_type() == at::kBFloat16;

@@ -160,6 +160,12 @@ std::string first_difference(std::span<const std::string> first, std::span<const
       what(b, other), ranks.second);
 }
 
+std::string option_difference(const std::string& first, const std::string& other,
+                              std::pair<int, int> ranks) {
+  return fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks", first,
+                     ranks.first, other, ranks.second);
+}
+
 WrappedModel::WrappedModel(const NamedTensors& parameters, const NamedTensors& buffers)
     : WrappedModel(named(parameters), named(buffers)) {}
 
@@ -245,12 +251,10 @@ Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
     const std::pair ranks{global(0), global(rank)};
     std::size_t option = 0;
     while (option < count && first[option] == other[option]) ++option;
-    const std::string text =
-        option == count
-            ? first_difference(std::span(first).subspan(count), std::span(other).subspan(count),
-                               ranks)
-            : fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks",
-                          first[option], ranks.first, other[option], ranks.second);
+    const std::string text = option == count
+                                 ? first_difference(std::span(first).subspan(count),
+                                                    std::span(other).subspan(count), ranks)
+                                 : option_difference(first[option], other[option], ranks);
     throw Mismatch(text, {ranks.second}, "DistributedDataParallel", 0);
   }
   return agreed;

@@ -54,6 +54,9 @@ std::vector<std::string> split_lines(const std::string& text);
 // Names the first line that differs, of the models of two ranks.
 std::string first_difference(std::span<const std::string> first, std::span<const std::string> other,
                              std::pair<int, int> ranks);
+// "logical_ranks = 2 on rank 0 and logical_ranks = 4 on rank 1: it must be ..."
+std::string option_difference(const std::string& first, const std::string& other,
+                              std::pair<int, int> ranks);
 
 // Of a model in timelines.
 struct Recording {
@@ -63,9 +66,8 @@ struct Recording {
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients, or if options differ that ranks must
-// give alike. Collective. Returns the highest number that a rank
-// has, as a process that took a lost one's place has wrapped fewer models, and whether any rank has
-// a timeline.
+// give alike. Collective. Returns the highest number that a rank has, as a process that took a lost
+// one's place has wrapped fewer models, and whether any rank has a timeline.
 Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
                            const Recording& recording);
 

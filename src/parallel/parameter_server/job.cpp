@@ -22,6 +22,7 @@
 #include "distributed/store_calls.h"
 #include "distributed/store_exchange.h"
 #include "distributed/translate.h"
+#include "parallel/ddp/wrapped_model.h"
 #include "shm/membership/socket.h"
 
 namespace paceline::parameter_server {
@@ -169,10 +170,10 @@ bool Job::has_ended(int rank) const {
 Announcement Job::decode(int rank, const std::string& text) const {
   auto found = Announcement::decode(rank, text);
   if (found.servers != own_.servers) {
-    throw Mismatch(fmt::format("servers = {} on rank {} and servers = {} on rank {}: it must be "
-                               "the same on all ranks",
-                               own_.servers, rank_, found.servers, rank),
-                   {rank}, "ParameterServer", 0);
+    throw Mismatch(
+        ddp::option_difference(fmt::format("servers = {}", own_.servers),
+                               fmt::format("servers = {}", found.servers), {rank_, rank}),
+        {rank}, "ParameterServer", 0);
   }
   if (found.number != Announcement::kEnded) return found;
   throw PeerLost(fmt::format("rank {}, a server, has ended", rank), {rank}, "connect", 0);

@@ -73,8 +73,7 @@ std::string compare(const std::string& server_text, int server, const std::strin
   const auto first = ddp::split_lines(server_text);
   const auto other = ddp::split_lines(worker_text);
   if (first.at(0) != other.at(0)) {
-    return fmt::format("{} on rank {} and {} on rank {}: it must be the same on all ranks",
-                       first[0], server, other[0], worker);
+    return ddp::option_difference(first[0], other[0], {server, worker});
   }
   return ddp::first_difference(std::span(first).subspan(1), std::span(other).subspan(1),
                                {server, worker});

@@ -125,35 +125,38 @@ TEST_F(Launcher, AReplacementHasTheDescriptorsOfTheProcessBefore) {
 }
 
 // As on a full disk.
+// Rank 1 and its replacement fail, the first with an error in `file`.
+std::string failure_with_error_in(const char* file) {
+  return fmt::format(
+      "if [ $RANK = 0 ]; then while :; do sleep 0.01; done; fi; "
+      "if [ -n \"$PACELINE_REPLACEMENT\" ]; then exit 4; fi; "
+      "echo '{{\"message\": \"disk full\"}}' > {}; exit 1",
+      file);
+}
+
+auto reports_the_error_once() {
+  return HasSubstr(
+      "paceline: rank 1 exited with code 1; started again, replacement 1 of 1\n"
+      "  error: disk full\n"
+      "paceline: " +
+      rank_here(1) +
+      " failed first: exited with code 4\n"
+      "  rank 0: stopped by SIGTERM\n");
+}
+
 TEST_F(Launcher, ReportsTheErrorOfAReplacedProcessThatWentToMemory) {
-  auto job = run(2,
-                 "if [ $RANK = 0 ]; then while :; do sleep 0.01; done; fi; "
-                 "if [ -n \"$PACELINE_REPLACEMENT\" ]; then exit 4; fi; "
-                 "echo '{\"message\": \"disk full\"}' > /proc/self/fd/$PACELINE_ERROR_FD; exit 1",
-                 {"--max-replacements=1"});
+  auto job =
+      run(2, failure_with_error_in("/proc/self/fd/$PACELINE_ERROR_FD"), {"--max-replacements=1"});
   EXPECT_EQ(job.wait(), 4) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 exited with code 1; started again, "
-                                   "replacement 1 of 1\n  error: disk full\n"
-                                   "paceline: " +
-                                   rank_here(1) +
-                                   " failed first: exited with code 4\n"
-                                   "  rank 0: stopped by SIGTERM\n"));
+  EXPECT_THAT(job.err(), reports_the_error_once());
 }
 
 TEST_F(Launcher, AReplacedProcessKeepsItsErrorToItself) {
   const TemporaryDirectory logs;
-  auto job = run(2,
-                 "if [ $RANK = 0 ]; then while :; do sleep 0.01; done; fi; "
-                 "if [ -n \"$PACELINE_REPLACEMENT\" ]; then exit 4; fi; "
-                 "echo '{\"message\": \"disk full\"}' > $TORCHELASTIC_ERROR_FILE; exit 1",
+  auto job = run(2, failure_with_error_in("$TORCHELASTIC_ERROR_FILE"),
                  {"--max-replacements=1", "--log-dir", logs.path().string()});
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr("paceline: rank 1 exited with code 1; started again, "
-                                   "replacement 1 of 1\n  error: disk full\n"
-                                   "paceline: " +
-                                   rank_here(1) +
-                                   " failed first: exited with code 4\n"
-                                   "  rank 0: stopped by SIGTERM\n"));
+  EXPECT_THAT(job.err(), reports_the_error_once());
   const auto rank = std::filesystem::directory_iterator(logs.path())->path() / "attempt_0" / "1";
   EXPECT_TRUE(std::filesystem::exists(rank / "error_1.json"));
   EXPECT_FALSE(std::filesystem::exists(rank / "error.json"));

@@ -169,7 +169,6 @@ void add_buckets(const Job& job, Analysis& analysis) {
   }
 }
 
-// What the slower ranks measured contains waits for others.
 void add_reduction_cost(const Job& job, Analysis& analysis) {
   for (const RankTrace& trace : job.ranks) {
     const auto found = trace.reductions.find(analysis.model);

@@ -91,7 +91,8 @@ struct Analysis {
   std::vector<int> crowded;          // ranks that may only use fewer cores than they are, bound so
   std::vector<RankTimes> ranks;      // as in Job::ranks
   std::vector<BucketTimes> buckets;  // in ascending order
-  // As measured before the first step, by the rank that was fastest, since the others waited.
+  // As measured before the first step: the least latency and the highest rate of any rank, since
+  // slower ones contain waits for others.
   std::optional<trace::ReductionCost> reduction;
   // Who waited for which late rank, in microseconds a step.
   std::map<std::pair<int, int>, double> waits;
