@@ -69,6 +69,8 @@ Mapping::Mapping(base::UniqueFd memory, std::size_t size)
         fmt::format("{}; address space is limited to {} KiB, raise the limit with ulimit -v",
                     error.what(), limit.rlim_cur >> 10));
   }
+  // Dumping core would allocate the pages that nobody has touched: all memory of the machine.
+  ::madvise(address, size, MADV_DONTDUMP);
   data_ = static_cast<std::byte*>(address);
 }
 

@@ -7,7 +7,8 @@
 namespace paceline::shm {
 
 // A shared, writable mapping of a whole memfd, zero where nothing was written. Pages take memory
-// once they are touched, so a mapping may be far larger than the machine's memory.
+// once they are touched, so a mapping may be far larger than the machine's memory. A core dump does
+// not contain it.
 class Mapping {
  public:
   // A new memfd of `size` bytes. Throws Error saying what was needed.
