@@ -15,9 +15,12 @@ namespace {
 
 std::shared_ptr<Region> enter(Membership membership, int rank, int size,
                               const RegionOptions& options) {
-  auto mapping = std::make_shared<Mapping>(std::move(membership.memory),
-                                           Region::layout(size, options).total());
-  return std::make_shared<Region>(std::move(mapping), std::move(membership), rank, size, options);
+  auto mapping = std::make_shared<Mapping>(std::move(membership.memory));
+  return std::make_shared<Region>(mapping, std::move(membership), rank, size, options);
+}
+
+GroupMemory memory_of(const Layout& layout) {
+  return {layout.total(), layout.agreed()};
 }
 
 }  // namespace
@@ -27,14 +30,14 @@ Layout Region::layout(int size, const RegionOptions& options) {
 }
 
 std::shared_ptr<Region> Region::create(Exchange& exchange, const RegionOptions& options) {
-  return enter(join(exchange, layout(exchange.size(), options).total(),
+  return enter(join(exchange, memory_of(layout(exchange.size(), options)),
                     base::Deadline::after(options.timeout), options.global_ranks),
                exchange.rank(), exchange.size(), options);
 }
 
 std::shared_ptr<Region> Region::create(BootstrapSockets sockets, int rank, int size,
                                        const RegionOptions& options) {
-  return enter(join(std::move(sockets), rank, size, layout(size, options).total(),
+  return enter(join(std::move(sockets), rank, size, memory_of(layout(size, options)),
                     base::Deadline::after(options.timeout), options.global_ranks),
                rank, size, options);
 }
@@ -43,17 +46,18 @@ std::shared_ptr<Region> Region::create(const std::vector<Endpoint>& endpoints, i
                                        base::UniqueFd listener, std::uint64_t group,
                                        const RegionOptions& options) {
   const auto size = static_cast<int>(endpoints.size());
-  return enter(join(endpoints, rank, std::move(listener), group, layout(size, options).total(),
+  return enter(join(endpoints, rank, std::move(listener), group, memory_of(layout(size, options)),
                     base::Deadline::after(options.timeout), options.global_ranks),
                rank, size, options);
 }
 
-Region::Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
+Region::Region(const std::shared_ptr<Mapping>& mapping, Membership membership, int rank, int size,
                const RegionOptions& options)
     : rank_(rank),
       size_(size),
       options_(options),
-      memory_(std::make_unique<RegionMemory>(std::move(mapping), layout(size, options), rank)),
+      memory_(
+          std::make_unique<RegionMemory>(mapping, layout(size, options).in(mapping->size()), rank)),
       peers_(*memory_, std::move(membership), rank),
       cross_memory_(*memory_, peers_.membership(), rank),
       threads_(*memory_, rank),

@@ -54,8 +54,8 @@ class Region {
   // How much memory a group of `size` ranks shares.
   static Layout layout(int size, const RegionOptions& options);
 
-  // `mapping` has layout(size, options).total() bytes, which are zero when the first rank comes.
-  Region(std::shared_ptr<Mapping> mapping, Membership membership, int rank, int size,
+  // `mapping` is as large as layout(size, options) of rank 0, and zero when the first rank comes.
+  Region(const std::shared_ptr<Mapping>& mapping, Membership membership, int rank, int size,
          const RegionOptions& options);
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

@@ -264,7 +264,7 @@ TEST_P(KilledRanks, BeforeItsHelloIsNamed) {
       test::run_process_ranks(size, [&](int rank, shm::BootstrapSockets sockets) -> std::string {
         if (rank == victim) ::raise(SIGKILL);
         try {
-          shm::join(std::move(sockets), rank, size, 4096, base::Deadline::after(60s), {});
+          shm::join(std::move(sockets), rank, size, {4096, 4096}, base::Deadline::after(60s), {});
           return "joined";
         } catch (const PeerLost& error) {
           EXPECT_EQ(error.ranks(), std::vector<int>{victim});

@@ -31,8 +31,8 @@ class ThreadRegions {
  public:
   explicit ThreadRegions(int size, const shm::RegionOptions& options = small_region())
       : size_(size), options_(options) {
-    const std::size_t bytes = shm::Region::layout(size, options).total();
-    mapping_ = std::make_shared<shm::Mapping>(shm::Mapping::create_memory(bytes), bytes);
+    mapping_ = std::make_shared<shm::Mapping>(
+        shm::Mapping::create_memory(shm::Region::layout(size, options).total()));
   }
 
   // A rank's region, with the cores of the calling thread.

@@ -34,15 +34,15 @@ bool Peer::ended() const {
   return watch && has_news(watch.get());
 }
 
-Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
+Membership join(BootstrapSockets sockets, int rank, int size, const GroupMemory& memory,
                 const base::Deadline& deadline, const GlobalRanks& global_ranks) {
   if (sockets.size() != static_cast<std::size_t>(rank == 0 ? size - 1 : 1)) {
     throw UsageError(fmt::format("rank {} of {} has {} bootstrap sockets to the other ranks", rank,
                                  size, sockets.size()));
   }
-  const Hello hello{.rank = rank, .size = size, .memory_bytes = memory_bytes};
+  const Hello hello{.rank = rank, .size = size, .agreed_bytes = memory.agreed};
   if (rank > 0) return join_as_member(std::move(sockets.front()), 0, hello, deadline, global_ranks);
-  Coordinator coordinator(hello, deadline, global_ranks);
+  Coordinator coordinator(hello, memory.total, deadline, global_ranks);
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     coordinator.add_connection(std::move(sockets[i]), static_cast<int>(i) + 1);
   }
@@ -50,12 +50,12 @@ Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory
 }
 
 Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd listener,
-                std::uint64_t group, std::size_t memory_bytes, const base::Deadline& deadline,
+                std::uint64_t group, const GroupMemory& memory, const base::Deadline& deadline,
                 const GlobalRanks& global_ranks) {
   check_one_machine(endpoints, global_ranks);
   const Hello hello{.rank = rank,
                     .size = static_cast<int>(endpoints.size()),
-                    .memory_bytes = memory_bytes,
+                    .agreed_bytes = memory.agreed,
                     .group = group};
   const auto visible_pid = [&](std::size_t other) {
     const auto& own = endpoints[static_cast<std::size_t>(rank)];
@@ -66,7 +66,7 @@ Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd
     if (!socket) throw_failure(lost_on_the_way(0, global_ranks), kConnecting);
     return join_as_member(std::move(socket), visible_pid(0), hello, deadline, global_ranks);
   }
-  Coordinator coordinator(hello, deadline, global_ranks);
+  Coordinator coordinator(hello, memory.total, deadline, global_ranks);
   coordinator.accept_at(std::move(listener));
   for (std::size_t other = 1; other < endpoints.size(); ++other) {
     coordinator.expect(static_cast<int>(other), visible_pid(other));
@@ -74,7 +74,7 @@ Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd
   return coordinator.run();
 }
 
-Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
+Membership join(Exchange& exchange, const GroupMemory& memory, const base::Deadline& deadline,
                 const GlobalRanks& global_ranks) {
   const int rank = exchange.rank();
   const Endpoint mine = Endpoint::own(rank == 0);
@@ -84,7 +84,7 @@ Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadli
   for (const auto& blob : exchange.all_gather(mine.encode(), deadline)) {
     endpoints.push_back(Endpoint::decode(blob));
   }
-  return join(endpoints, rank, std::move(listener), 0, memory_bytes, deadline, global_ranks);
+  return join(endpoints, rank, std::move(listener), 0, memory, deadline, global_ranks);
 }
 
 }  // namespace paceline::shm

@@ -35,6 +35,12 @@ struct Membership {
       own_liveness;  // the write end of this rank's pipe: to be kept as long as the rank lives
 };
 
+// The shared memory of a group, in bytes.
+struct GroupMemory {
+  std::size_t total;   // which rank 0 makes
+  std::size_t agreed;  // which every rank must expect, see Layout::agreed
+};
+
 // At the deadline rank 0 knows which ranks are missing; the others wait this much longer for its
 // verdict.
 inline constexpr std::chrono::milliseconds kVerdict{500};
@@ -43,11 +49,11 @@ inline constexpr std::chrono::milliseconds kVerdict{500};
 // other rank has one.
 using BootstrapSockets = std::vector<base::UniqueFd>;
 
-// Forms a group of the ranks at the ends of `sockets`: rank 0 makes `memory_bytes` of shared memory
-// and hands it out together with the means to watch every rank. `global_ranks` is for messages.
+// Forms a group of the ranks at the ends of `sockets`: rank 0 makes the shared memory and
+// hands it out together with the means to watch every rank. `global_ranks` is for messages.
 // Throws PeerLost, Timeout or Mismatch naming the ranks that were lost, did not come, or expect
 // another group size or memory.
-Membership join(BootstrapSockets sockets, int rank, int size, std::size_t memory_bytes,
+Membership join(BootstrapSockets sockets, int rank, int size, const GroupMemory& memory,
                 const base::Deadline& deadline, const GlobalRanks& global_ranks);
 
 // Where a rank listens for the other ranks of one group, from before they know each other.
@@ -60,11 +66,11 @@ struct ListeningEndpoint {
 // 0's, whose `listener` it is; the other ranks need none. `group` identifies the group: a rank that
 // gives another one is a Mismatch. Throws UsageError if they do not all run on one machine.
 Membership join(const std::vector<Endpoint>& endpoints, int rank, base::UniqueFd listener,
-                std::uint64_t group, std::size_t memory_bytes, const base::Deadline& deadline,
+                std::uint64_t group, const GroupMemory& memory, const base::Deadline& deadline,
                 const GlobalRanks& global_ranks);
 
 // The same for ranks that only have an Exchange.
-Membership join(Exchange& exchange, std::size_t memory_bytes, const base::Deadline& deadline,
+Membership join(Exchange& exchange, const GroupMemory& memory, const base::Deadline& deadline,
                 const GlobalRanks& global_ranks);
 
 }  // namespace paceline::shm

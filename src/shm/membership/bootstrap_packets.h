@@ -16,15 +16,15 @@ namespace paceline::shm {
 // malformed packet.
 
 inline constexpr OpContext kConnecting{"connect", 0};
-inline constexpr std::uint32_t kProtocol = 12;
+inline constexpr std::uint32_t kProtocol = 13;
 
 // A rank's first packet; its pipe's read end travels with it.
 struct Hello {
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  std::uint64_t memory_bytes = 0;
-  std::uint64_t group = 0;  // see join
+  std::uint64_t agreed_bytes = 0;  // see GroupMemory
+  std::uint64_t group = 0;         // see join
 };
 std::string encode(const Hello& hello);
 std::optional<Hello> decode_hello(const std::string& bytes);

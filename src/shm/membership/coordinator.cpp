@@ -15,9 +15,10 @@
 
 namespace paceline::shm {
 
-Coordinator::Coordinator(const Hello& own, const base::Deadline& deadline,
+Coordinator::Coordinator(const Hello& own, std::size_t memory_bytes, const base::Deadline& deadline,
                          const GlobalRanks& global_ranks)
     : own_(own),
+      memory_bytes_(memory_bytes),
       deadline_(deadline),
       global_ranks_(global_ranks),
       peers_(own.size),
@@ -130,13 +131,13 @@ std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello, con
                    "a process that wants to join the group speaks another version of Paceline, or "
                    "two ranks have the same number"};
   }
-  if (hello->size != own_.size || hello->memory_bytes != own_.memory_bytes) {
+  if (hello->size != own_.size || hello->agreed_bytes != own_.agreed_bytes) {
     return Failure{FailureKind::mismatch,
                    {global_ranks_.of(hello->rank)},
                    fmt::format("rank {} forms a group of {} ranks with {} bytes of shared memory, "
                                "rank {} one of {} ranks with {} bytes",
-                               global_ranks_.of(0), own_.size, own_.memory_bytes,
-                               global_ranks_.of(hello->rank), hello->size, hello->memory_bytes)};
+                               global_ranks_.of(0), own_.size, own_.agreed_bytes,
+                               global_ranks_.of(hello->rank), hello->size, hello->agreed_bytes)};
   }
   return std::nullopt;
 }
@@ -210,7 +211,7 @@ Membership Coordinator::welcome() {
   base::UniqueFd pidfd = base::open_pidfd(::getpid());
   peers_[0] = {pidfd ? std::move(pidfd) : std::move(own.read_end), ::getpid()};
   result.own_liveness = std::move(own.write_end);
-  result.memory = Mapping::create_memory(own_.memory_bytes);
+  result.memory = Mapping::create_memory(memory_bytes_);
 
   std::vector<pid_t> pids;
   std::vector<int> fds{result.memory.get()};

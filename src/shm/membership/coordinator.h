@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,8 +22,10 @@ namespace paceline::shm {
 // (inherited) or only once their hello has come (accepted).
 class Coordinator {
  public:
-  // `own`: as the others should say it. `global_ranks` must outlive the coordinator.
-  Coordinator(const Hello& own, const base::Deadline& deadline, const GlobalRanks& global_ranks);
+  // `own`: as the others should say it. `memory_bytes`: of the group. `global_ranks` must outlive
+  // the coordinator.
+  Coordinator(const Hello& own, std::size_t memory_bytes, const base::Deadline& deadline,
+              const GlobalRanks& global_ranks);
 
   void add_connection(base::UniqueFd socket, std::optional<int> rank);
   void accept_at(base::UniqueFd listener) { listener_ = std::move(listener); }
@@ -58,6 +61,7 @@ class Coordinator {
   Membership welcome();
 
   Hello own_;
+  std::size_t memory_bytes_;
   base::Deadline deadline_;
   base::WaitReport report_;
   const GlobalRanks& global_ranks_;

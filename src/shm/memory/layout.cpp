@@ -43,9 +43,18 @@ Layout::Layout(int size, std::size_t staging_bytes, std::size_t arena_bytes)
       buffer_(buffer_size(ranks_, staging_bytes)),
       stride_(round_up(sizeof(RankBlock), kPage) + kStagingBuffers * buffer_ +
               round_up(ranks_ * sizeof(SendRing), kPage)),
+      default_arena_(arena_bytes == 0),
       arena_(round_up(arena_bytes != 0 ? arena_bytes : default_arena(ranks_), kPage)),
       first_rank_(round_up(sizeof(GroupBlock), kPage)),
       arenas_(first_rank_ + ranks_ * stride_) {}
+
+Layout Layout::in(std::size_t bytes) const {
+  Layout result = *this;
+  if (default_arena_ && bytes > arenas_) result.arena_ = (bytes - arenas_) / ranks_;
+  if (result.total() == bytes && result.arena_ % kPage == 0) return result;
+  throw Error(
+      fmt::format("the shared memory offered by rank 0 has {} bytes, not {}", bytes, total()));
+}
 
 std::size_t Layout::staging_buffer(int rank, std::size_t buffer) const {
   return rank_block(rank) + round_up(sizeof(RankBlock), kPage) + buffer * buffer_;

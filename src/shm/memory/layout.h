@@ -49,7 +49,9 @@ struct RankBlock {
 //
 //   GroupBlock | rank 0: RankBlock, staging buffers, send rings | rank 1: ... | arena 0 | arena 1 |
 //
-// A pure function of the group's size and options, so that every rank computes the same.
+// A pure function of the group's size and options, but for arenas of the default size: that follows
+// from the machine's memory, which may change between two ranks, so all take it from rank 0's
+// memory.
 class Layout {
  public:
   static constexpr std::size_t kStagingBuffers = 2;  // of each rank, used in turn
@@ -59,7 +61,12 @@ class Layout {
   // size.
   Layout(int size, std::size_t staging_bytes, std::size_t arena_bytes);
 
+  // The same in memory of `bytes` bytes, which rank 0 made. Throws Error if that does not fit.
+  Layout in(std::size_t bytes) const;
+
   std::size_t total() const { return arenas_ + ranks_ * arena_; }
+  // The part of it whose size every rank computes alike.
+  std::size_t agreed() const { return default_arena_ ? arenas_ : total(); }
   std::size_t buffer_bytes() const { return buffer_; }
   std::size_t arena_bytes() const { return arena_; }
 
@@ -77,6 +84,7 @@ class Layout {
   std::size_t ranks_;
   std::size_t buffer_;
   std::size_t stride_;
+  bool default_arena_;
   std::size_t arena_;
   std::size_t first_rank_;
   std::size_t arenas_;

@@ -48,20 +48,16 @@ base::UniqueFd Mapping::create_memory(std::size_t size) {
   return memory;
 }
 
-Mapping::Mapping(base::UniqueFd memory, std::size_t size)
-    : memory_(std::move(memory)), size_(size) {
+Mapping::Mapping(base::UniqueFd memory) : memory_(std::move(memory)) {
   struct stat status {};
   if (::fstat(memory_.get(), &status) != 0) throw base::errno_error("cannot inspect shared memory");
-  if (static_cast<std::size_t>(status.st_size) != size) {
-    throw Error(fmt::format("the shared memory offered by rank 0 has {} bytes, not {}",
-                            status.st_size, size));
-  }
+  size_ = static_cast<std::size_t>(status.st_size);
   void* const address =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
+      ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
   if (address == MAP_FAILED) {
     const bool too_large = errno == ENOMEM;
     const Error error =
-        base::errno_error(fmt::format("cannot map {} bytes of shared memory", size));
+        base::errno_error(fmt::format("cannot map {} bytes of shared memory", size_));
     rlimit limit{};
     if (!too_large || ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
       throw error;
@@ -70,7 +66,7 @@ Mapping::Mapping(base::UniqueFd memory, std::size_t size)
                     error.what(), limit.rlim_cur >> 10));
   }
   // Dumping core would allocate the pages that nobody has touched: all memory of the machine.
-  ::madvise(address, size, MADV_DONTDUMP);
+  ::madvise(address, size_, MADV_DONTDUMP);
   data_ = static_cast<std::byte*>(address);
 }
 

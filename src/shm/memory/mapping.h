@@ -14,8 +14,7 @@ class Mapping {
   // A new memfd of `size` bytes. Throws Error saying what was needed.
   static base::UniqueFd create_memory(std::size_t size);
 
-  // Maps `size` bytes of `memory`; refuses a file that is not exactly that large.
-  Mapping(base::UniqueFd memory, std::size_t size);
+  explicit Mapping(base::UniqueFd memory);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();

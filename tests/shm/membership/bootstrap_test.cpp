@@ -20,6 +20,7 @@
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/membership/member.h"
 #include "shm/membership/socket.h"
+#include "shm/memory/mapping.h"
 #include "support/bootstrap_socket_pair.h"
 
 namespace paceline::shm {
@@ -30,7 +31,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::StartsWith;
 
-constexpr std::size_t kMemory = 4096;
+constexpr GroupMemory kMemory{4096, 4096};
 
 // What a rank throws that tries to join: its ranks and text.
 struct Blame {
@@ -80,7 +81,7 @@ TEST(Bootstrap, RanksThatHaveNotConnectedReceiveTheVerdict) {
   Meeting meeting(3);
   std::atomic<bool> told{false};
   std::array<Blame, 3> blames;
-  const auto join_as = [&](int rank, std::size_t memory, std::function<void()> after) {
+  const auto join_as = [&](int rank, const GroupMemory& memory, std::function<void()> after) {
     Meeting::Seat seat(meeting, rank, std::move(after));
     blames[static_cast<std::size_t>(rank)] = blame_of([&] {
       join(seat, memory, base::Deadline::after(1min), GlobalRanks({3, 70, 1023}));
@@ -88,7 +89,7 @@ TEST(Bootstrap, RanksThatHaveNotConnectedReceiveTheVerdict) {
   };
   std::thread host([&] { join_as(0, kMemory, [] {}); });
   std::thread other([&] {
-    join_as(1, 2 * kMemory, [] {});
+    join_as(1, {8192, 8192}, [] {});
     told = true;
   });
   // It connects when all has been said, were it not for those that are on the way.
@@ -144,7 +145,8 @@ TEST(Bootstrap, ARankThatAnsweredBeforeItEndedIsNotLost) {
   ASSERT_TRUE(send_packet(link.first.get(), encode_welcome({ended, ::getpid()}), fds,
                           base::Deadline::after(1min)));
   const Blame blame = blame_of([&] {
-    join_as_member(std::move(link.second), ended, {.rank = 1, .size = 2, .memory_bytes = kMemory},
+    join_as_member(std::move(link.second), ended,
+                   {.rank = 1, .size = 2, .agreed_bytes = kMemory.agreed},
                    base::Deadline::after(1min), {});
   });
   EXPECT_EQ(blame.text, "joined");
@@ -221,6 +223,23 @@ TEST(Bootstrap, WhatIsLeftOfAnotherAttemptIsDropped) {
   EXPECT_EQ(join_as(0, 8, 1min), "joined");
   thread.join();
   EXPECT_EQ(other, "joined");
+}
+
+// The machine's memory, from which the default follows, may change while ranks start.
+TEST(Bootstrap, TheMemoryMayBeLargerThanWhatRanksAgreeOn) {
+  test::BootstrapSocketPair link = test::make_bootstrap_sockets();
+  const auto size_of_memory = [](int rank, base::UniqueFd& socket, std::size_t total) {
+    BootstrapSockets sockets;
+    sockets.push_back(std::move(socket));
+    const Membership membership =
+        join(std::move(sockets), rank, 2, {total, 4096}, base::Deadline::after(1min), {});
+    return Mapping(base::UniqueFd(::dup(membership.memory.get()))).size();
+  };
+  std::size_t member_has = 0;
+  std::thread member([&] { member_has = size_of_memory(1, link.second, 12288); });
+  EXPECT_EQ(size_of_memory(0, link.first, 16384), 16384u);
+  member.join();
+  EXPECT_EQ(member_has, 16384u);
 }
 
 TEST(Bootstrap, AnEndpointWithoutAListenerIsALostRank) {

@@ -59,9 +59,8 @@ class CrossMemory : public ::testing::Test {
   }
 
   const Layout layout_{2, std::size_t{1} << 16, std::size_t{1} << 16};
-  RegionMemory memory_{
-      std::make_shared<Mapping>(Mapping::create_memory(layout_.total()), layout_.total()), layout_,
-      kReader};
+  RegionMemory memory_{std::make_shared<Mapping>(Mapping::create_memory(layout_.total())), layout_,
+                       kReader};
   std::optional<CrossMemoryReader> other_{std::in_place, memory_, nullptr, kOther};
   std::vector<int> target_;
 };

@@ -28,7 +28,7 @@ std::string flags_of(const std::byte* begin) {
 
 // A dump would allocate every page.
 TEST(Mapping, IsNotPartOfACoreDump) {
-  const Mapping mapping(Mapping::create_memory(kSize), kSize);
+  const Mapping mapping(Mapping::create_memory(kSize));
   const std::string flags = flags_of(mapping.data());
   if (flags.empty()) GTEST_SKIP() << "no flags in /proc/self/smaps";
   EXPECT_NE(flags.find(" dd"), std::string::npos) << flags;
