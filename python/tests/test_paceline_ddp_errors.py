@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """paceline.DistributedDataParallel: what it refuses, and what ranks raise if one of them fails."""
 
+import copy
 import os
 import signal
 import time
@@ -125,6 +126,17 @@ def misuse() -> list[str]:
     return texts
 
 
+def evaluate_a_copy_alone() -> list[str]:
+    """What rank 0's error about the first forward of a copy says besides; rank 1 is in the model's own step."""
+    model = paceline.DistributedDataParallel(small())
+    again = copy.deepcopy(model).eval()
+    try:
+        again(inputs_of(0)) if dist.get_rank() == 0 else step(model)
+    except dist.DistBackendError as error:
+        return getattr(error, "__notes__", [])
+    return []
+
+
 REFUSALS = [
     r"ValueError: paceline.DistributedDataParallel does not take device_ids=\[0\]: modules are on the CPU",
     "ValueError: .* does not take output_device=0",
@@ -187,6 +199,11 @@ class Errors(ranks.Case):
                 self.assertIn(kind, ("Mismatch",) if backend == "paceline" else ("DistBackendError", "Mismatch"))
                 if backend == "paceline" or rank == 1:
                     self.assertIn("no such table", text)
+
+    def test_a_copy_on_one_rank(self) -> None:
+        notes = ranks.run(evaluate_a_copy_alone, self.backend, 2)
+        self.assertRegex("".join(notes[0]), "copied, .* first forward with grad mode on, which is collective: .* torch.no_grad")
+        self.assertEqual(notes[1], [])
 
     def test_different_steps(self) -> None:
         for backend in ("paceline", "gloo"):

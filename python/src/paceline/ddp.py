@@ -64,8 +64,8 @@ class DistributedDataParallel(_TorchDDP):
 
     It takes PyTorch's arguments, and is a torch.nn.parallel.DistributedDataParallel. Over a group of the backend `paceline`,
     gradients of 64 KiB or more are allocated in shared memory and averaged there, without a copy. Over any other backend, each
-    bucket is averaged by an asynchronous all-reduce. Construction, `register_comm_hook`, `join`, and the first training forward
-    of a model that was copied or unpickled are collective.
+    bucket is averaged by an asynchronous all-reduce. Construction, `register_comm_hook`, `join`, and the first forward with
+    grad mode on of a model that was copied or unpickled, also in evaluation mode, are collective.
 
     What differs from PyTorch's class:
 
@@ -202,7 +202,12 @@ class DistributedDataParallel(_TorchDDP):
     def _reduction(self) -> "_C.Reducer":
         """The core. A copy, or an unpickled model, has none until here; making it is collective."""
         if self._core is None:
-            self._make_reduction(init_sync=False)
+            try:
+                self._make_reduction(init_sync=False)
+            except dist.DistBackendError as error:
+                error.add_note("A model that was copied, unpickled or wrapped again makes its reduction in its first forward with grad "
+                               "mode on, which is collective: call it on all ranks, or evaluate on one rank under torch.no_grad()")
+                raise
         return self._core
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
