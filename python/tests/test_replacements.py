@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import paceline
 import ranks
@@ -46,6 +48,18 @@ def replace_twice() -> list[Any]:
     return result
 
 
+def construct_what_ours_refuses() -> list[Any]:
+    """The classes of models with tensor parallelism, and of one with an argument that only PyTorch's class has."""
+    paceline.replace_ddp()
+    mesh = dist.init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("replicas", "shards"))
+    sharded = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    parallelize_module(sharded, mesh["shards"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    models = [PyTorchs(sharded, device_mesh=mesh["replicas"]), PyTorchs(small(), device_mesh=mesh["shards"]),
+              PyTorchs(small(), batched_grad_copy=True)]
+    step(models[1])
+    return [type(model).__module__ for model in models]
+
+
 AS_GLOO = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -62,6 +76,11 @@ class Replacements(ranks.Case):
         for backend in ("paceline", "gloo"):
             for result in ranks.run(replace_twice, backend, 2):
                 self.assertEqual(result, [True] * 10)
+
+    def test_replace_ddp_leaves_what_ours_refuses(self) -> None:
+        for backend in ("paceline", "gloo"):
+            for classes in ranks.run(construct_what_ours_refuses, backend, 2):
+                self.assertEqual(classes, ["torch.nn.parallel.distributed"] * 3)
 
     def test_as_gloo(self) -> None:
         for as_gloo, begin, expected in (("1", "", "Backend 2.0"), ("1", "import paceline\n", "Backend 2.0"),

@@ -13,10 +13,21 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 from torch.nn.parallel.distributed import _BucketCapacityConfig, _find_tensors
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline import _C
 
 _MIB = 1 << 20
+
+# Arguments of PyTorch's class that ours refuses, and what to do instead.
+_REFUSED = {
+    "device_ids": "modules are on the CPU: leave it out",
+    "output_device": "modules are on the CPU: leave it out",
+    "mixed_precision": "use torch.autocast",
+    "check_reduction": "it has no effect in PyTorch: leave it out",
+    "batched_grad_copy": "large gradients are not copied: leave it out",
+    "lazy_bucket_allocation": "large gradients have no buckets: leave it out",
+}
 
 # All models. If several wrap a parameter, the one that was made or used last averages its gradient.
 _models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
@@ -107,16 +118,11 @@ class DistributedDataParallel(_TorchDDP):
     ) -> None:
         nn.Module.__init__(self)
         dist.algorithms.join.Joinable.__init__(self)
-        for name, value, advice in (
-            ("device_ids", device_ids, "modules are on the CPU: leave it out"),
-            ("output_device", output_device, "modules are on the CPU: leave it out"),
-            ("mixed_precision", mixed_precision, "use torch.autocast"),
-            ("check_reduction", check_reduction, "it has no effect in PyTorch: leave it out"),
-            ("batched_grad_copy", batched_grad_copy, "large gradients are not copied: leave it out"),
-            ("lazy_bucket_allocation", lazy_bucket_allocation, "large gradients have no buckets: leave it out"),
-        ):
-            if value is not None and value is not False and value != []:
-                raise ValueError(f"paceline.DistributedDataParallel does not take {name}={value!r}: {advice}")
+        given = {"device_ids": device_ids, "output_device": output_device, "mixed_precision": mixed_precision,
+                 "check_reduction": check_reduction, "batched_grad_copy": batched_grad_copy,
+                 "lazy_bucket_allocation": lazy_bucket_allocation}
+        for name in _refused(given):
+            raise ValueError(f"paceline.DistributedDataParallel does not take {name}={given[name]!r}: {_REFUSED[name]}")
         _check_exclusive(broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers)
         _check_exclusive(bucket_cap_mb=bucket_cap_mb, bucket_cap_mb_list=bucket_cap_mb_list)
         _check_exclusive(process_group=process_group, device_mesh=device_mesh)
@@ -124,7 +130,7 @@ class DistributedDataParallel(_TorchDDP):
             if not cap > 0:
                 raise ValueError(f"a bucket of {cap} MiB: bucket_cap_mb and bucket_cap_mb_list must be positive")
         if device_mesh is not None:
-            if device_mesh.ndim != 1 or device_mesh._get_root_mesh() != device_mesh:
+            if not _is_whole(device_mesh):
                 raise ValueError(f"paceline.DistributedDataParallel needs a device_mesh of one dimension that is not part of a larger "
                                  f"one, not {device_mesh}: pass process_group=device_mesh.get_group(...), or use fully_shard")
             self.device_mesh, process_group = device_mesh, device_mesh.get_group(mesh_dim=0)
@@ -339,6 +345,16 @@ class DistributedDataParallel(_TorchDDP):
         return self._reduction().logging_data()
 
 
+def _refused(given: dict[str, Any]) -> list[str]:
+    """Those of these arguments that are set and in _REFUSED."""
+    return [name for name, value in given.items()
+            if name in _REFUSED and value is not None and value is not False and value != []]
+
+
+def _is_whole(mesh: "dist.device_mesh.DeviceMesh") -> bool:
+    return mesh.ndim == 1 and mesh._get_root_mesh() == mesh
+
+
 def _check_exclusive(**given: Any) -> None:
     if all(value is not None for value in given.values()):
         raise ValueError(f"set {' or '.join(given)}, not both")
@@ -350,7 +366,7 @@ def _check_parameter(name: str, parameter: torch.Tensor) -> None:
     if parameter.device.type != "cpu":
         raise ValueError(f"parameter {name} is on {parameter.device}: paceline.DistributedDataParallel is for modules on the CPU; use "
                          "torch.nn.parallel.DistributedDataParallel")
-    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(parameter):
+    if is_traceable_wrapper_subclass(parameter):
         raise ValueError(f"parameter {name} is a {type(parameter).__name__}, not a plain tensor: use "
                          "torch.nn.parallel.DistributedDataParallel or fully_shard")
 
@@ -371,18 +387,27 @@ def replace_ddp() -> None:
     """Makes torch.nn.parallel.DistributedDataParallel(...) construct paceline.DistributedDataParallel.
 
     For libraries that construct PyTorch's class themselves, whenever they were imported: call it before they wrap a model. Models
-    that exist, classes derived from PyTorch's, and modules on other devices than the CPU keep PyTorch's class. Calling it again
-    changes nothing.
+    that exist, and classes derived from PyTorch's, keep PyTorch's class; so do modules on other devices than the CPU, modules with
+    DTensors, and calls with arguments that this class does not support. Calling it again changes nothing.
     """
     _TorchDDP.__new__ = staticmethod(_new)
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    module = args[0] if args else kwargs.get("module")
-    # An unpickled or copied instance is made without arguments. It remains what it was.
-    if cls is _TorchDDP and isinstance(module, nn.Module) and all(one.device.type == "cpu" for one in module.parameters()):
+    if cls is _TorchDDP and _is_replaced(*args, **kwargs):
         cls = DistributedDataParallel
     return object.__new__(cls)
+
+
+def _is_replaced(*args: Any, **kwargs: Any) -> bool:
+    """Whether PyTorch's class with these arguments becomes ours."""
+    try:
+        given = inspect.signature(_TorchDDP.__init__).bind(None, *args, **kwargs).arguments
+    except TypeError:  # __init__ raises it; or this is an unpickled or copied instance, which is made without arguments
+        return False
+    module, mesh = given["module"], given.get("device_mesh")
+    return (isinstance(module, nn.Module) and not _refused(given) and (mesh is None or _is_whole(mesh))
+            and all(one.device.type == "cpu" and not is_traceable_wrapper_subclass(one) for one in module.parameters()))
 
 
 _new.__signature__ = inspect.signature(_TorchDDP.__init__)  # what tools show of the class
