@@ -245,6 +245,16 @@ def copy_with_a_hook() -> bool:
     return all(torch.equal(parameter.grad, torch.full_like(parameter, 3)) for one in again for parameter in one.parameters())
 
 
+def copy_with_a_builtin_hook() -> list[bool]:
+    """Whether copies train like the model."""
+    model = paceline.DistributedDataParallel(small())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for one in (model, *again):
+        step(one)
+    return [torch.equal(one.grad, own.grad) for other in again for one, own in zip(other.parameters(), model.parameters())]
+
+
 def replace_buffers(options: dict[str, Any]) -> list[torch.Tensor]:
     module = Replacing()
     with torch.no_grad():
@@ -522,6 +532,10 @@ class Copies(ranks.Case):
 
     def test_copies_keep_the_hook(self) -> None:
         self.assertEqual(ranks.run(copy_with_a_hook, self.backend, 2), [True] * 2)
+
+    def test_copies_keep_a_builtin_hook(self) -> None:
+        for equal in ranks.run(copy_with_a_builtin_hook, self.backend, 2):
+            self.assertTrue(all(equal))
 
     def test_copies_need_the_default_group(self) -> None:
         self.assertIn("default process group", ranks.run(copy_with_a_group, self.backend, 2)[0])

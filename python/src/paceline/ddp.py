@@ -294,7 +294,9 @@ class DistributedDataParallel(_TorchDDP):
 
         hooks = {dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
                  dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook}
-        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
+        # Without a group, they take the default one. A group cannot be copied or pickled with the model.
+        is_default = self.process_group == dist.distributed_c10d._get_default_group()
+        self.register_comm_hook(None if is_default else self.process_group, hooks[comm_hook_type])
 
     def _set_static_graph(self) -> None:
         """Sets static_graph, before the first step. The next forward is collective then."""
