@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
@@ -174,6 +174,18 @@ def train_unevenly_with_a_sharded_optimizer() -> list[torch.Tensor]:
             adam.zero_grad()
             model(inputs_of(step)).pow(2).mean().backward()
             adam.step()
+    return parameters_of(model)
+
+
+def train_with_zero_in_the_backward(wrapper: type, hook_with_zero: Any) -> list[torch.Tensor]:
+    """ZeroRedundancyOptimizer steps within the communication hook."""
+    model = wrapper(large(), bucket_cap_mb=1000)
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    model.register_comm_hook(None, hook_with_zero(default_hooks.allreduce_hook, model, zero))
+    for seed in range(6):
+        model.zero_grad()
+        step(model, seed)
+        zero.step()
     return parameters_of(model)
 
 
@@ -492,6 +504,13 @@ class Training(ranks.Case):
         self.equals_gloo(train_unevenly, True, sizes=(2, 3), delta=1e-6)
         self.equals_gloo(train_unevenly, False, sizes=(3,), delta=1e-6)
         self.equals_gloo(train_unevenly_with_a_sharded_optimizer, sizes=(2,), delta=1e-5)
+
+    def test_a_sharded_optimizer_in_the_backward(self) -> None:
+        # Not over Gloo, which it refuses.
+        for hook in (ddp_zero_hook.hook_with_zero_step, ddp_zero_hook.hook_with_zero_step_interleaved):
+            own, expected = (ranks.run(train_with_zero_in_the_backward, self.backend, 2, wrapper, hook)
+                             for wrapper in (paceline.DistributedDataParallel, PyTorchs))
+            self.assert_same(own, expected, 1e-5)
 
     def test_uneven_inputs_that_are_an_error(self) -> None:
         self.equals_gloo(stop_early, sizes=(2,))

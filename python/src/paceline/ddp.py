@@ -313,6 +313,11 @@ class DistributedDataParallel(_TorchDDP):
         return _Reducer(self)
 
     @property
+    def _has_rebuilt_buckets(self) -> bool:
+        """Whether the buckets are final; the hooks of ZeroRedundancyOptimizer ask for it."""
+        return self._core is not None and self._core.steps() > 0
+
+    @property
     def require_forward_param_sync(self) -> bool:
         """Whether the next training forward copies rank 0's buffers, if it copies any."""
         return self._core is None or self._core.buffers_may_differ
