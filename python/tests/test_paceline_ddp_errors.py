@@ -117,11 +117,14 @@ def misuse() -> list[str]:
         lambda: model._register_buffer_comm_hook(None, print),
         lambda: model._register_fused_optim(torch.optim.Adam),
         lambda: model._check_reducer_finalized(),
+        lambda: setattr(model, "require_manual_backward_finalization", True),
         lambda: other._set_static_graph(),
         lambda: step(replaced),
         lambda: step(assigned),
     ]
     texts += [": ".join(error_of(call)[:2]) for call in calls]
+    model.require_manual_backward_finalization = False  # as it is
+    model._sync_buffers()
     step(model)  # still usable
     return texts
 
@@ -162,6 +165,7 @@ REFUSALS = [
     "NotImplementedError: .* has no hooks for buffers",
     "NotImplementedError: .* has no fused optimizers",
     "AttributeError: .* has a reducer of its own, which lacks _check_reducer_finalized",
+    "ValueError: .* does not take require_manual_backward_finalization=True: a backward ends with its reduction",
     "ValueError: _set_static_graph: call it before the first step",
     "ValueError: the module has 3 parameters and had 2 when it was wrapped",
     "ValueError: parameter weight is another tensor than when the module was wrapped",

@@ -155,6 +155,8 @@ class DistributedDataParallel(_TorchDDP):
         self._bucket_config = _BucketCapacityConfig.create(bucket_cap_mb, bucket_cap_mb_list, use_python_reducer=False)
         self.bucket_bytes_cap = self._bucket_config.bucket_bytes_cap  # torch.compile reads it
         self.bucket_bytes_cap_list = list(self._bucket_config.per_bucket_bytes_caps)
+        self.bucket_bytes_cap_default = self._bucket_config.first_bucket_bytes_cap < self.bucket_bytes_cap
+        self.broadcast_bucket_size = 250 * _MIB
         self._delayed, self._delayed_until = _names_of_delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._set_up()
         # PyTorch's broadcast_buffers=False leaves buffers alone at construction, too; forward_sync_buffers=False does not.
@@ -325,6 +327,17 @@ class DistributedDataParallel(_TorchDDP):
     @require_forward_param_sync.setter
     def require_forward_param_sync(self, required: bool) -> None:
         self._reduction().buffers_may_differ = required
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """False: a backward ends with its reduction."""
+        return False
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        if required:
+            raise ValueError("paceline.DistributedDataParallel does not take require_manual_backward_finalization=True: a backward "
+                             "ends with its reduction, leave it out")
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
