@@ -68,9 +68,11 @@ Mapping::Mapping(base::UniqueFd memory) : memory_(std::move(memory)) {
   // Dumping core would allocate the pages that nobody has touched: all memory of the machine.
   ::madvise(address, size_, MADV_DONTDUMP);
   data_ = static_cast<std::byte*>(address);
+  private_in_children_.emplace(data_, size_, memory_.get());
 }
 
 Mapping::~Mapping() {
+  private_in_children_.reset();
   ::munmap(data_, size_);
 }
 

@@ -1,14 +1,16 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "base/unique_fd.h"
+#include "shm/memory/private_in_children.h"
 
 namespace paceline::shm {
 
 // A shared, writable mapping of a whole memfd, zero where nothing was written. Pages take memory
 // once they are touched, so a mapping may be far larger than the machine's memory. A core dump does
-// not contain it.
+// not contain it. A forked child has a private one: what it writes is its own.
 class Mapping {
  public:
   // A new memfd of `size` bytes. Throws Error saying what was needed.
@@ -34,6 +36,7 @@ class Mapping {
   base::UniqueFd memory_;
   std::byte* data_;
   std::size_t size_;
+  std::optional<PrivateInChildren> private_in_children_;
 };
 
 }  // namespace paceline::shm

@@ -2,11 +2,16 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <string>
+#include <thread>
 
 namespace paceline::shm {
 namespace {
@@ -32,6 +37,71 @@ TEST(Mapping, IsNotPartOfACoreDump) {
   const std::string flags = flags_of(mapping.data());
   if (flags.empty()) GTEST_SKIP() << "no flags in /proc/self/smaps";
   EXPECT_NE(flags.find(" dd"), std::string::npos) << flags;
+}
+
+// Whether `holds` is true in a forked child.
+bool holds_in_child(const std::function<bool()>& holds) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(holds() ? 0 : 1);
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status == 0;
+}
+
+TEST(Mapping, WhatAForkedChildWritesIsItsOwn) {
+  const Mapping mapping(Mapping::create_memory(kSize));
+  std::byte* const data = mapping.data();
+  data[0] = std::byte{1};
+  EXPECT_TRUE(holds_in_child([&] {
+    const bool sees_the_parents = data[0] == std::byte{1} && data[kSize - 1] == std::byte{0};
+    data[0] = data[kSize - 1] = std::byte{2};
+    return sees_the_parents && data[0] == std::byte{2};
+  }));
+  EXPECT_EQ(data[0], std::byte{1});
+  EXPECT_EQ(data[kSize - 1], std::byte{0});
+}
+
+TEST(Mapping, AChildOfAForkedChildHasWhatThatHasWritten) {
+  const Mapping mapping(Mapping::create_memory(kSize));
+  std::byte* const data = mapping.data();
+  EXPECT_TRUE(holds_in_child([&] {
+    data[0] = std::byte{1};
+    const bool inherited = holds_in_child([&] {
+      const bool same = data[0] == std::byte{1};
+      data[0] = std::byte{2};
+      return same;
+    });
+    return inherited && data[0] == std::byte{1};
+  }));
+  EXPECT_EQ(data[0], std::byte{0});
+}
+
+TEST(Mapping, IsNotPartOfAForkedChildsCoreDump) {
+  const Mapping mapping(Mapping::create_memory(kSize));
+  if (flags_of(mapping.data()).empty()) GTEST_SKIP() << "no flags in /proc/self/smaps";
+  EXPECT_TRUE(
+      holds_in_child([&] { return flags_of(mapping.data()).find(" dd") != std::string::npos; }));
+}
+
+TEST(Mapping, MayBeMadeAndEndWhileAnotherThreadForks) {
+  const Mapping mapping(Mapping::create_memory(kSize));
+  std::atomic<bool> over = false;
+  std::thread other([&] {
+    while (!over) {
+      const Mapping first(Mapping::create_memory(kSize));
+      const Mapping second(Mapping::create_memory(2 * kSize));
+      first.data()[0] = second.data()[2 * kSize - 1] = std::byte{1};
+    }
+  });
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_TRUE(holds_in_child([&] {
+      mapping.data()[0] = std::byte{2};
+      return true;
+    }));
+    EXPECT_EQ(mapping.data()[0], std::byte{0});
+  }
+  over = true;
+  other.join();
 }
 
 }  // namespace
