@@ -81,6 +81,24 @@ def train_with_power_sgd() -> list[torch.Tensor]:
                  lambda: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5))
 
 
+def train_with_calls_in_callbacks(options: dict[str, Any]) -> list[torch.Tensor]:
+    """Averages as without a hook, by two all-reduces, of which a callback makes the second. Ours on all backends."""
+    def hook(size: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            return dist.all_reduce(future.value()[0].div_(size), async_op=True).get_future().wait()[0]
+
+        return dist.all_reduce(bucket.buffer().div_(size), async_op=True).get_future().then(again)
+
+    model = paceline.DistributedDataParallel(large(), **options)
+    model.register_comm_hook(dist.get_world_size(), hook)
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for seed in range(20):
+        sgd.zero_grad()
+        step(model, seed)
+        sgd.step()
+    return parameters_of(model)
+
+
 def train_with_a_builtin_hook() -> list[torch.Tensor]:
     model = wrap(small())
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
@@ -480,6 +498,12 @@ class Training(ranks.Case):
         self.equals_gloo(train_with_a_chain, sizes=(1, 2, 3), delta=1e-6)
         self.equals_gloo(train_with_power_sgd, sizes=(2,), delta=1e-4)
         self.equals_gloo(train_with_a_builtin_hook, sizes=(2,), delta=1e-3)
+
+    def test_hooks_with_calls_in_callbacks(self) -> None:
+        expected = ranks.run(train_large, "gloo", 2, {"steps": 20})
+        for backend in ("paceline", "gloo"):
+            with self.subTest(backend=backend):
+                self.assert_same(ranks.run(train_with_calls_in_callbacks, backend, 2, {"bucket_cap_mb": 1000}), expected, 1e-4)
 
     def test_unused_parameters(self) -> None:
         self.equals_gloo(train_branches, False, False, sizes=(1, 2, 3), delta=1e-6)

@@ -108,7 +108,10 @@ void HookBucketReducer::begin_step(const shm::StepSummary& summary, Weights weig
 }
 
 void HookBucketReducer::publish(std::size_t bucket) {
-  if (bucket == tensors_.size()) return control_->publish(0);
+  if (bucket == tensors_.size()) {
+    if (backend_) control_->publish(0);
+    return;
+  }
   open_[bucket].published = true;
   run_hooks();
 }
@@ -151,6 +154,9 @@ void HookBucketReducer::finish() {
     });
     open_[b].result.reset();
   }
+  // Not earlier: callbacks of the futures may have made calls until here, and other backends match
+  // calls of a group by their order, also those of `control`.
+  if (!backend_) control_->publish(0);
   control_->finish();
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = std::chrono::steady_clock::now()}};
 }
