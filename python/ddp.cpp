@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "parallel/comm_hooks/hook_bucket_reducer.h"
 #include "parallel/ddp/ddp_core.h"
 
 namespace py = pybind11;
@@ -81,6 +82,12 @@ class Reducer {
   std::unique_ptr<detail::DdpCore> core_;
 };
 
+// Hooks of PyTorch, such as PowerSGD's, make calls in the callbacks of their futures.
+class CommHook final : public c10d::PythonCommHook, public comm_hooks::OneBucketAtATime {
+ public:
+  using PythonCommHook::PythonCommHook;
+};
+
 std::unique_ptr<Reducer> make_reducer(const Reducer::Parameters& parameters,
                                       const Reducer::Buffers& buffers,
                                       c10::intrusive_ptr<c10d::ProcessGroup> group, bool init_sync,
@@ -140,7 +147,7 @@ void bind_ddp(py::module_& module) {
       .def(
           "register_comm_hook",
           [](Reducer& self, py::object state, py::object hook) {
-            auto made = std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook));
+            auto made = std::make_shared<CommHook>(std::move(state), std::move(hook));
             const py::gil_scoped_release release;
             self.core().register_comm_hook(std::move(made));
           },

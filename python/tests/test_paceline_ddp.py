@@ -502,8 +502,9 @@ class Training(ranks.Case):
     def test_hooks_with_calls_in_callbacks(self) -> None:
         expected = ranks.run(train_large, "gloo", 2, {"steps": 20})
         for backend in ("paceline", "gloo"):
-            with self.subTest(backend=backend):
-                self.assert_same(ranks.run(train_with_calls_in_callbacks, backend, 2, {"bucket_cap_mb": 1000}), expected, 1e-4)
+            for options in ({}, {"bucket_cap_mb": 1000}):
+                with self.subTest(backend=backend, options=options):
+                    self.assert_same(ranks.run(train_with_calls_in_callbacks, backend, 2, options), expected, 1e-4)
 
     def test_unused_parameters(self) -> None:
         self.equals_gloo(train_branches, False, False, sizes=(1, 2, 3), delta=1e-6)

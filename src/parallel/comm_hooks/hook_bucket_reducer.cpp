@@ -70,6 +70,7 @@ HookBucketReducer::HookBucketReducer(const c10::intrusive_ptr<c10d::ProcessGroup
       describe_(options.describe),
       make_input_(std::move(make_input)),
       timeout_(timeout_of(*group->getBackend(options.buckets.back().device.type()))),
+      one_at_a_time_(dynamic_cast<const OneBucketAtATime*>(hook_.get()) != nullptr),
       all_ranks_(static_cast<std::size_t>(group->getSize())),
       open_(options.buckets.size() - 1) {
   const Bucket& control = options.buckets.back();
@@ -121,10 +122,16 @@ void HookBucketReducer::skip(std::size_t bucket) {
   run_hooks();
 }
 
+void HookBucketReducer::try_progress() {
+  control_->try_progress();
+  run_hooks();
+}
+
 void HookBucketReducer::run_hooks() {
   for (; next_ < open_.size(); ++next_) {
     Open& bucket = open_[next_];
     if (!bucket.published && !bucket.skipped) return;
+    if (one_at_a_time_ && next_ > 0 && !is_reduced(next_ - 1)) return;
     if (bucket.skipped) continue;
     guarded(next_, [&] {
       Input input = make_input_(next_);
@@ -141,6 +148,7 @@ void HookBucketReducer::finish() {
   const auto begin = std::chrono::steady_clock::now();
   for (const auto& [bucket, body] : after_last_) guarded(bucket, body);
   for (std::size_t b = 0; b < open_.size(); ++b) {
+    run_hooks();
     if (!open_[b].result) continue;
     await(b);
     guarded(b, [&] {

@@ -14,6 +14,13 @@
 
 namespace paceline::comm_hooks {
 
+// A hook that is also this runs for a bucket once the future of the bucket before is completed.
+// Callbacks of its futures may then make calls: all ranks make them in the same order.
+class OneBucketAtATime {
+ public:
+  virtual ~OneBucketAtATime() = default;
+};
+
 // Buckets reduced by the user's communication hook. The hook runs for one bucket after the other,
 // in ascending order, since its collectives are matched by their order. The hook does not get the
 // last bucket: a bucket reducer of its own, `control`, reduces it and carries what ranks report to
@@ -39,7 +46,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   std::uint32_t steps() const override { return control_->steps(); }
   void publish(std::size_t bucket) override;
   void skip(std::size_t bucket) override;
-  void try_progress() override { control_->try_progress(); }
+  void try_progress() override;
   void finish() override;
   bool is_reduced(std::size_t bucket) const override;
   const std::vector<Wait>& waits() const override { return waits_; }
@@ -75,6 +82,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   Describe describe_;
   MakeInput make_input_;
   std::chrono::milliseconds timeout_;
+  bool one_at_a_time_;
   c10::intrusive_ptr<distributed::ExtendedBackend> backend_;  // of `control`; null over others
   std::vector<int> all_ranks_;                                // of the group
   std::vector<at::Tensor> tensors_;
