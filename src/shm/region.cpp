@@ -1,6 +1,8 @@
 #include "shm/region.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <paceline/error.h>
 
@@ -8,15 +10,36 @@
 
 #include "base/cores.h"
 #include "shm/late_ranks.h"
+#include "shm/membership/bootstrap_packets.h"
 #include "shm/sync/fault_point.h"
 
 namespace paceline::shm {
 namespace {
 
+// Maps the head of a group's memory, which may be possible where all of it is too much.
+std::shared_ptr<GroupBlock> map_head(const base::UniqueFd& memory) {
+  struct stat status {};
+  if (::fstat(memory.get(), &status) != 0) return nullptr;
+  if (static_cast<std::size_t>(status.st_size) < sizeof(GroupBlock)) return nullptr;
+  void* const address =
+      ::mmap(nullptr, sizeof(GroupBlock), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  if (address == MAP_FAILED) return nullptr;
+  return {static_cast<GroupBlock*>(address),
+          [](GroupBlock* head) { ::munmap(head, sizeof(GroupBlock)); }};
+}
+
 std::shared_ptr<Region> enter(Membership membership, int rank, int size,
                               const RegionOptions& options) {
-  auto mapping = std::make_shared<Mapping>(std::move(membership.memory));
-  return std::make_shared<Region>(mapping, std::move(membership), rank, size, options);
+  const auto head = map_head(membership.memory);
+  try {
+    auto mapping = std::make_shared<Mapping>(std::move(membership.memory));
+    return std::make_shared<Region>(mapping, std::move(membership), rank, size, options);
+  } catch (const std::exception& error) {
+    // The peers have joined, and this process may live on.
+    const auto why = fmt::format(": {}", error.what());
+    if (head) head->failure.record(lost_on_the_way(rank, options.global_ranks, why));
+    throw;
+  }
 }
 
 GroupMemory memory_of(const Layout& layout) {

@@ -25,13 +25,17 @@ T read(const std::string& bytes, std::size_t at) {
 
 }  // namespace
 
-std::string encode(const Hello& hello) {
-  return to_bytes(hello);
+std::string encode(const Hello& hello, const std::string& reason) {
+  return to_bytes(hello) + reason.substr(0, FailureRecord::kMaxText);
 }
 
 std::optional<Hello> decode_hello(const std::string& bytes) {
   if (bytes.size() != sizeof(Hello)) return std::nullopt;
   return read<Hello>(bytes, 0);
+}
+
+std::string decode_reason(const std::string& bytes) {
+  return bytes.size() > sizeof(Hello) ? bytes.substr(sizeof(Hello)) : "";
 }
 
 std::string encode_welcome(const std::vector<pid_t>& pids) {

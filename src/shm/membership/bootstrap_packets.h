@@ -16,9 +16,10 @@ namespace paceline::shm {
 // malformed packet.
 
 inline constexpr OpContext kConnecting{"connect", 0};
-inline constexpr std::uint32_t kProtocol = 13;
+inline constexpr std::uint32_t kProtocol = 14;
 
-// A rank's first packet; its pipe's read end travels with it.
+// A rank's first packet; its pipe's read end travels with it. If the rank cannot join, the reason
+// follows instead.
 struct Hello {
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
@@ -26,8 +27,10 @@ struct Hello {
   std::uint64_t agreed_bytes = 0;  // see GroupMemory
   std::uint64_t group = 0;         // see join
 };
-std::string encode(const Hello& hello);
-std::optional<Hello> decode_hello(const std::string& bytes);
+std::string encode(const Hello& hello, const std::string& reason = "");
+std::optional<Hello> decode_hello(const std::string& bytes);  // without a reason
+// What follows a hello: empty unless the rank cannot join.
+std::string decode_reason(const std::string& bytes);
 
 // Rank 0's answer: every rank's process id, by rank; the memory and the watches travel with it.
 std::string encode_welcome(const std::vector<pid_t>& pids);

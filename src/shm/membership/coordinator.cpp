@@ -85,12 +85,12 @@ std::optional<Failure> Coordinator::gather_some() {
 }
 
 std::optional<Failure> Coordinator::receive_hello(Connection& connection) {
-  Packet packet = receive_packet(connection.socket.get(), sizeof(Hello) + 1);
+  Packet packet = receive_packet(connection.socket.get(), sizeof(Hello) + FailureRecord::kMaxText);
   if (packet.closed) {
     connection.socket.reset();
     return connection.rank ? std::optional(gone(*connection.rank)) : std::nullopt;
   }
-  const auto hello = decode_hello(packet.bytes);
+  const auto hello = decode_hello(packet.bytes.substr(0, sizeof(Hello)));
   if (hello && is_of_another_attempt(*hello, packet, connection)) {
     connection.socket.reset();
     return std::nullopt;
@@ -124,13 +124,15 @@ std::optional<Failure> Coordinator::check(const std::optional<Hello>& hello, con
                                "handles that they were given differ",
                                packet.pid, global_ranks_.of(0))};
   }
-  if (!hello || packet.fds.size() != 1 || hello->protocol != kProtocol || hello->rank < 1 ||
-      hello->rank >= own_.size || greeted_[hello->rank] ||
+  const std::string reason = decode_reason(packet.bytes);
+  if (!hello || packet.fds.size() != (reason.empty() ? 1 : 0) || hello->protocol != kProtocol ||
+      hello->rank < 1 || hello->rank >= own_.size || greeted_[hello->rank] ||
       from.value_or(hello->rank) != hello->rank) {
     return Failure{FailureKind::mismatch, from ? RankSet{global_ranks_.of(*from)} : RankSet(),
                    "a process that wants to join the group speaks another version of Paceline, or "
                    "two ranks have the same number"};
   }
+  if (!reason.empty()) return lost_on_the_way(hello->rank, global_ranks_, ": " + reason);
   if (hello->size != own_.size || hello->agreed_bytes != own_.agreed_bytes) {
     return Failure{FailureKind::mismatch,
                    {global_ranks_.of(hello->rank)},

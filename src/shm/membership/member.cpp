@@ -1,12 +1,15 @@
 #include "shm/membership/member.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <array>
 #include <cerrno>
+#include <exception>
 #include <utility>
 #include <vector>
 
+#include "base/errno_error.h"
 #include "base/open_pidfd.h"
 #include "base/pipe.h"
 #include "base/wait_report.h"
@@ -59,11 +62,29 @@ Packet receive_answer(int socket, pid_t rank_0, int rank, const base::Deadline& 
   return packet;
 }
 
+// This rank's pipe, if there is also room for the descriptors that come with the welcome: once a
+// rank has received that, it cannot tell rank 0 that it lacks them.
+base::Pipe open_descriptors(int size) {
+  base::Pipe own = base::make_pipe();
+  std::vector<base::UniqueFd> room;
+  while (static_cast<int>(room.size()) < size) {  // the memory's replaces the pipe's read end
+    room.emplace_back(::fcntl(own.read_end.get(), F_DUPFD_CLOEXEC, 0));
+    if (!room.back()) throw base::errno_error("cannot receive descriptors over a Unix socket");
+  }
+  return own;
+}
+
 }  // namespace
 
 Membership join_as_member(base::UniqueFd socket, pid_t rank_0, const Hello& hello,
                           const base::Deadline& deadline, const GlobalRanks& global_ranks) {
-  base::Pipe own = base::make_pipe();
+  base::Pipe own;
+  try {
+    own = open_descriptors(hello.size);
+  } catch (const std::exception& error) {
+    send_packet(socket.get(), encode(hello, error.what()), {}, deadline);
+    throw;
+  }
   const std::array<int, 1> mine{own.read_end.get()};
   fault_point();
   // If rank 0 is gone, there will be no answer.

@@ -242,6 +242,20 @@ TEST(Bootstrap, TheMemoryMayBeLargerThanWhatRanksAgreeOn) {
   EXPECT_EQ(member_has, 16384u);
 }
 
+TEST(Bootstrap, ARankThatCannotJoinIsReportedWithItsReason) {
+  ListeningEndpoint listening;
+  const std::vector<Endpoint> endpoints{listening.endpoint, ListeningEndpoint().endpoint};
+  const base::UniqueFd socket = connect_abstract(endpoints[0].socket);
+  const Hello hello{.rank = 1, .size = 2, .agreed_bytes = kMemory.agreed, .group = 7};
+  ASSERT_TRUE(
+      send_packet(socket.get(), encode(hello, "no descriptors"), {}, base::Deadline::after(1min)));
+  const Blame blame = blame_of([&] {
+    join(endpoints, 0, std::move(listening.listener), 7, kMemory, base::Deadline::after(1min), {});
+  });
+  EXPECT_THAT(blame.ranks, ElementsAre(1));
+  EXPECT_EQ(blame.text, "rank 1 was lost while the group was being formed: no descriptors");
+}
+
 TEST(Bootstrap, AnEndpointWithoutAListenerIsALostRank) {
   const std::vector<Endpoint> endpoints{ListeningEndpoint().endpoint, ListeningEndpoint().endpoint};
   const Blame blame =

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 
 #include "shm/collectives/group.h"
 #include "support/process_ranks.h"
+#include "support/shared.h"
 #include "support/thoroughness.h"
 #include "support/thread_ranks.h"
 
@@ -27,11 +29,29 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kElements = 100'000;
 
+// Lets one rank live on until the others have ended, so that its end tells them nothing.
+class Last {
+ public:
+  Last(int size, int rank) : others_(size - 1), rank_(rank) {}
+  std::string outlive(int rank, std::string report) {
+    if (rank != rank_) ++*ended_;
+    while (rank == rank_ && *ended_ < others_) ::sched_yield();
+    return report;
+  }
+
+ private:
+  int others_;
+  int rank_;
+  test::Shared<std::atomic<int>> ended_;
+};
+
 // Forms a group and uses it; what went wrong, or nothing.
-std::string use(int rank, int size, BootstrapSockets sockets) {
+std::string use(int rank, int size, BootstrapSockets sockets,
+                std::size_t arena_bytes = test::small_region().arena_bytes) {
   try {
-    const auto region = Region::create(std::move(sockets), rank, size,
-                                       test::small_region(std::chrono::seconds(20)));
+    RegionOptions options = test::small_region(std::chrono::seconds(20));
+    options.arena_bytes = arena_bytes;
+    const auto region = Region::create(std::move(sockets), rank, size, options);
     Group group(region);
     auto* const data = static_cast<float*>(region->allocate_or_throw(kElements * sizeof(float)));
     std::fill_n(data, kElements, 1.0f);
@@ -79,12 +99,14 @@ TEST(Resources, EveryRankReportsALackOfDescriptors) {
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
     rlim_t more = 0;
-    while (!had_enough(test::run_process_ranks(kSize,
-                                               [&](int rank, BootstrapSockets sockets) {
-                                                 if (rank == victim) limit_descriptors(more);
-                                                 return use(rank, kSize, std::move(sockets));
-                                               }),
-                       victim, "(EMFILE); raise the limit with ulimit -n")) {
+    const auto run = [&] {
+      Last last(kSize, victim);
+      return test::run_process_ranks(kSize, [&](int rank, BootstrapSockets sockets) {
+        if (rank == victim) limit_descriptors(more);
+        return last.outlive(rank, use(rank, kSize, std::move(sockets)));
+      });
+    };
+    while (!had_enough(run(), victim, "(EMFILE); raise the limit with ulimit -n")) {
       ASSERT_LT(++more, 40u);
     }
     EXPECT_GT(more, 3u);
@@ -95,14 +117,15 @@ TEST(Resources, EveryRankReportsALackOfAddressSpace) {
   if (test::kSanitized) GTEST_SKIP() << "a sanitizer needs it itself";
   constexpr int kSize = 3;
   for (const int victim : {0, 2}) {
+    Last last(kSize, victim);
     const auto ends = test::run_process_ranks(kSize, [&](int rank, BootstrapSockets sockets) {
-      if (rank == victim) limit(RLIMIT_AS, rlim_t{100} << 20);  // an arena has 64 MiB
-      return use(rank, kSize, std::move(sockets));
+      if (rank == victim) limit(RLIMIT_AS, rlim_t{2} << 30);
+      return last.outlive(rank, use(rank, kSize, std::move(sockets), std::size_t{1} << 30));
     });
     EXPECT_FALSE(
         had_enough(ends, victim,
                    " bytes of shared memory: Cannot allocate memory (ENOMEM); address space is "
-                   "limited to 102400 KiB, raise the limit with ulimit -v"));
+                   "limited to 2097152 KiB, raise the limit with ulimit -v"));
   }
 }
 
