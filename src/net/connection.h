@@ -10,6 +10,7 @@
 #include "base/deadline.h"
 #include "base/pending_text.h"
 #include "base/unique_fd.h"
+#include "net/close_on_fork_fd.h"
 #include "net/secure_channel.h"
 
 namespace paceline::net {
@@ -17,7 +18,8 @@ namespace paceline::net {
 // Messages to and from a process on another machine, over a connected stream socket. No call waits.
 //
 // TCP's own probes detect that the other machine is gone or cannot be reached, within
-// kSilenceLimit; a process that is stopped or busy does not count as lost.
+// kSilenceLimit; a process that is stopped or busy does not count as lost. A forked child can only
+// destroy it.
 class Connection {
  public:
   static constexpr std::chrono::seconds kSilenceLimit{8};
@@ -54,7 +56,7 @@ class Connection {
   void lose_silent();
   void lose(std::string why, std::chrono::seconds ago = {});
 
-  base::UniqueFd socket_;
+  CloseOnForkFd socket_;
   SecureChannel channel_;
   std::string owner_;
   base::PendingText output_;

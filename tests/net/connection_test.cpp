@@ -1,5 +1,6 @@
 #include "net/connection.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -7,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -89,6 +91,33 @@ TEST(Connection, GivesWhatCameBeforeItWasLost) {
   EXPECT_THAT(pair->accepting.loss()->why, HasSubstr("it closed the connection"));
   pair->accepting.send("into the void");
   EXPECT_FALSE(pair->accepting.pending());
+}
+
+TEST(Connection, IsLostWithItsProcessEvenIfAForkedChildLivesOn) {
+  std::optional<Pair> pair(std::in_place);
+  int go_on[2];
+  int closed[2];
+  ASSERT_EQ(::pipe2(go_on, O_CLOEXEC), 0);
+  ASSERT_EQ(::pipe2(closed, O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char byte = 0;
+    const bool told = ::write(closed[1], &byte, 1) == 1 && ::read(go_on[0], &byte, 1) == 1;
+    ::_exit(told ? 0 : 1);
+  }
+  char byte = 0;
+  EXPECT_EQ(::read(closed[0], &byte, 1), 1);
+  { const Connection gone = std::move(pair->connecting); }
+  for (int i = 0; i < 100 && !pair->accepting.loss(); ++i) {
+    wait_for(pair->accepting);
+    pair->accepting.receive();
+  }
+  EXPECT_TRUE(pair->accepting.loss());
+  EXPECT_EQ(::write(go_on[1], &byte, 1), 1);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (const int fd : {go_on[0], go_on[1], closed[0], closed[1]}) ::close(fd);
 }
 
 TEST(Connector, WaitsForAListener) {
