@@ -231,8 +231,13 @@ void HookBucketReducer::guarded(std::size_t bucket, Body&& body) {
   } catch (...) {
     // Calls on an accelerator fail without the rank that was lost.
     if (backend_ && backend_->has_failed()) backend_->check_peers({}, {"backward", steps()});
+    const std::string text = distributed::current_exception_text();
+    if (!backend_) {  // perhaps an error of a call in the hook, which another rank has caused
+      fail(fmt::format("running the communication hook for bucket {} ({}) on rank {}: {}", bucket,
+                       describe_(bucket), own_rank(), text));
+    }
     fail(fmt::format("{} {} failed for bucket {} ({}): {}", kHookOfRank, own_rank(), bucket,
-                     describe_(bucket), distributed::current_exception_text()));
+                     describe_(bucket), text));
   }
 }
 

@@ -33,6 +33,7 @@ using test::RankContext;
 using test::whole_batch_gradients;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using DdpCommHookWorldsUpTo4 = test::WorldTest;
 INSTANTIATE_TEST_SUITE_P(, DdpCommHookWorldsUpTo4, test::worlds({2, 3, 4}), test::CaseName());
@@ -190,6 +191,28 @@ TEST(DdpCommHook, EveryRankNamesAHookThatThrows) {
     EXPECT_THAT(end.report, AllOf(HasSubstr("communication hook of rank 1 failed"),
                                   HasSubstr("last.bias"), HasSubstr("no such wire")));
   }
+}
+
+// A call in rank 0's hook fails there because rank 1 has ended.
+TEST(DdpCommHook, OverGlooARankDoesNotBlameItselfForAnotherRanksHook) {
+  const auto ends = test::run_torch_ranks(2, "gloo", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    DistributedDataParallel model(make_net(at::kDouble));
+    model.register_comm_hook([&](GradBucket& bucket) {
+      if (context.rank == 1) throw std::runtime_error("no such wire");
+      return comm_hooks::all_reduce()(bucket);
+    });
+    const auto x = batch_of(context.rank, 0, at::kDouble);
+    loss_of(model(x), x).backward();
+    return std::string("no error");
+  });
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    EXPECT_THAT(ends[rank].report,
+                AllOf(HasSubstr("running the communication hook for bucket 0 (last.bias"),
+                      HasSubstr(") on rank " + std::to_string(rank) + ": "),
+                      Not(HasSubstr("hook of rank"))));
+  }
+  EXPECT_THAT(ends[1].report, HasSubstr("no such wire"));
 }
 
 // Expects `backward` of a loss to throw Timeout on every rank: the hook never completes its future.
