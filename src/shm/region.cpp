@@ -12,6 +12,7 @@
 #include "shm/late_ranks.h"
 #include "shm/membership/bootstrap_packets.h"
 #include "shm/sync/fault_point.h"
+#include "shm/sync/stop_detector.h"
 
 namespace paceline::shm {
 namespace {
@@ -130,7 +131,11 @@ void Region::await_slowly(const Word& word, std::uint32_t target, int peer, Wait
   if (!context.poll() && ladder().spin_or_yield(ends) && reached(word, target)) return;
   auto& deadline = context.deadline.deadline;
   if (!deadline) deadline = base::Deadline::after(context.deadline.timeout);
+  StopDetector detector;
   while (!reached(word, target)) {
+    if (const auto stopped = detector.look(); stopped.count() > 0) {
+      StopDetector::postpone(*deadline, stopped, context.deadline.timeout);
+    }
     check_progress(word, target, peer, context);
     context.polls() ? poll_for_a_slice(word, target, context) : sleep(word, target, peer);
   }
@@ -180,7 +185,7 @@ void Region::fail_late(int peer, const WaitContext& context) {
   const LateRanks late = find_late_ranks(*this, peer, context);
   fail({FailureKind::timeout, late.on_other_nodes | global_ranks().of(late.ranks),
         fmt::format("{} did not arrive within the timeout of {} s at {}", late.names,
-                    context.deadline.deadline->budget().count() / 1000.0, late.where)},
+                    context.deadline.timeout.count() / 1000.0, late.where)},
        context.op);
 }
 

@@ -4,6 +4,8 @@
 
 #include <paceline/error.h>
 
+#include "shm/sync/stop_detector.h"
+
 namespace paceline::shm {
 namespace {
 
@@ -102,12 +104,23 @@ void Mailbox::pump_for(const Message& message, bool sending, const std::function
 
 void Mailbox::pump(const std::function<bool()>& enough, MessageWait* wait) {
   if (region_->in_forked_child()) region_->check_usable({"recv", 0});
+  StopDetector detector;
   while (true) {
     // Read first: any later progress of a peer rings.
     const std::uint32_t heard = region_->rings();
     if (enough()) return;
     if (!move_some()) region_->listen(heard);
+    if (const auto stopped = detector.look(); stopped.count() > 0) postpone_deadlines(stopped);
     look_after_peers(wait);
+  }
+}
+
+void Mailbox::postpone_deadlines(std::chrono::milliseconds stopped) {
+  const std::lock_guard lock(mutex_);
+  for (Requests* const requests : {&sends_, &receives_}) {
+    for (Request& request : *requests) {
+      StopDetector::postpone(request.deadline, stopped, request.message.timeout);
+    }
   }
 }
 

@@ -88,6 +88,7 @@ class Mailbox {
   // Fails the group if a request can no longer complete; does nothing if called again too soon.
   // Reports `wait`, if there is one.
   void look_after_peers(MessageWait* wait);
+  void postpone_deadlines(std::chrono::milliseconds stopped);
   bool is_time_to_look(Clock::time_point now);
   void check_request(const Request& request, const std::vector<bool>& here);
   // Withdraws this rank's messages.

@@ -1,10 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <barrier>
-#include <csignal>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -17,7 +14,6 @@
 #include "shm/p2p/requests.h"
 #include "support/eventually.h"
 #include "support/process_ranks.h"
-#include "support/shared.h"
 #include "support/thread_ranks.h"
 
 namespace paceline::shm {
@@ -193,42 +189,29 @@ TEST(Mailbox, DeathOfARankFailsWaitsForOtherRanks) {
   }
 }
 
-// A receiver that does not run before its deadline has passed.
+// A receiver that does not wait before its deadline has passed.
 TEST(Mailbox, ReceivesAfterTheDeadlineWhatArrivedBefore) {
-  constexpr std::chrono::seconds kTimeout{5};
-  struct SharedState {
-    std::atomic<pid_t> receiver{0};
-    std::atomic<bool> over{false};
-  };
-  const test::Shared<SharedState> state;
-  const auto ends =
-      test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) -> std::string {
-        const auto region = Region::create(std::move(sockets), rank, 2, small_region());
-        Mailbox mailbox(region);
-        Requests requests(mailbox);
-        std::vector<int> data(3, rank);
-        if (rank == 0) {
-          requests.receive(data, 1, 0, kTimeout);
-          state->receiver = ::getpid();
-          requests.wait();
-          EXPECT_EQ(data, std::vector<int>(3, 1));
-          state->over = true;
-        } else {
-          EXPECT_TRUE(test::eventually([&] { return state->receiver != 0; }));
-          const auto deadline = base::Deadline::after(kTimeout + std::chrono::milliseconds(100));
-          ::kill(state->receiver, SIGSTOP);
-          requests.send(data, 0);
-          mailbox.move();
-          // The input of this test: the receiver's deadline must pass while it is stopped. Were
-          // the sleep too short, nothing would fail.
-          std::this_thread::sleep_for(deadline.remaining());
-          ::kill(state->receiver, SIGCONT);
-          requests.wait();
-          EXPECT_TRUE(test::eventually([&] { return state->over.load(); }));
-        }
-        return "";
-      });
-  for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
+  constexpr std::chrono::milliseconds kTimeout{100};
+  std::barrier sent(2);
+  run_thread_ranks(2, [&](auto region) {
+    Mailbox mailbox(region);
+    Requests requests(mailbox);
+    std::vector<int> data(3, region->rank());
+    if (region->rank() == 0) {
+      requests.receive(data, 1, 0, kTimeout);
+      const auto deadline = base::Deadline::after(kTimeout);
+      sent.arrive_and_wait();
+      // The input of this test. Were the sleep too short, nothing would fail.
+      std::this_thread::sleep_for(deadline.remaining());
+    } else {
+      requests.send(data, 0);
+      mailbox.move();
+      sent.arrive_and_wait();
+    }
+    EXPECT_NO_THROW(requests.wait());
+    EXPECT_EQ(data, std::vector<int>(3, 1));
+    sent.arrive_and_wait();
+  });
 }
 
 TEST(Mailbox, AbortFromAnotherThreadEndsTheWait) {
