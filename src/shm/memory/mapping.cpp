@@ -52,8 +52,10 @@ Mapping::Mapping(base::UniqueFd memory) : memory_(std::move(memory)) {
   struct stat status {};
   if (::fstat(memory_.get(), &status) != 0) throw base::errno_error("cannot inspect shared memory");
   size_ = static_cast<std::size_t>(status.st_size);
+  // Without access at first: in a process that locks its future memory (mlockall), all of it would
+  // be allocated at once otherwise.
   void* const address =
-      ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
+      ::mmap(nullptr, size_, PROT_NONE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
   if (address == MAP_FAILED) {
     const bool too_large = errno == ENOMEM;
     const Error error =
@@ -64,6 +66,12 @@ Mapping::Mapping(base::UniqueFd memory) : memory_(std::move(memory)) {
     throw Error(
         fmt::format("{}; address space is limited to {} KiB, raise the limit with ulimit -v",
                     error.what(), limit.rlim_cur >> 10));
+  }
+  ::munlock(address, size_);
+  if (::mprotect(address, size_, PROT_READ | PROT_WRITE) != 0) {
+    const Error error = base::errno_error("cannot access shared memory");
+    ::munmap(address, size_);
+    throw error;
   }
   // Dumping core would allocate the pages that nobody has touched: all memory of the machine.
   ::madvise(address, size_, MADV_DONTDUMP);

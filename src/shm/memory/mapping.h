@@ -9,8 +9,9 @@
 namespace paceline::shm {
 
 // A shared, writable mapping of a whole memfd, zero where nothing was written. Pages take memory
-// once they are touched, so a mapping may be far larger than the machine's memory. A core dump does
-// not contain it. A forked child has a private one: what it writes is its own.
+// once they are touched, so a mapping may be far larger than the machine's memory. It is not locked
+// where a process locks its memory, and a core dump does not contain it. A forked child has a
+// private one: what it writes is its own.
 class Mapping {
  public:
   // A new memfd of `size` bytes. Throws Error saying what was needed.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,8 @@
 #include <functional>
 #include <string>
 #include <thread>
+
+#include <paceline/error.h>
 
 namespace paceline::shm {
 namespace {
@@ -46,6 +50,32 @@ bool holds_in_child(const std::function<bool()>& holds) {
   int status = -1;
   EXPECT_EQ(::waitpid(child, &status, 0), child);
   return status == 0;
+}
+
+TEST(Mapping, IsNotAllocatedInAProcessThatLocksItsMemory) {
+  const base::UniqueFd memory = Mapping::create_memory(kSize);
+  const auto kilobytes = [&] {
+    struct stat status {};
+    EXPECT_EQ(::fstat(memory.get(), &status), 0);
+    return status.st_blocks / 2;
+  };
+  constexpr int kNotAllowed = 2;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      if (::mlockall(MCL_FUTURE) != 0) ::_exit(kNotAllowed);
+      const Mapping mapping(base::UniqueFd(::dup(memory.get())));
+      mapping.data()[0] = std::byte{1};
+      ::_exit(0);
+    } catch (const Error&) {  // ulimit -l allows less
+      ::_exit(kNotAllowed);
+    }
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "not allowed to lock memory";
+  EXPECT_EQ(status, 0);
+  EXPECT_LE(kilobytes(), 64);
 }
 
 TEST(Mapping, WhatAForkedChildWritesIsItsOwn) {
