@@ -44,7 +44,10 @@ std::optional<base::UniqueFd> Connector::advance() {
   // While nobody listens there, TCP may connect a socket to itself, if the port is one that the
   // system gives to sockets.
   if (code == 0 && base::local_address(socket_.get()).to_string() == target_) code = ECONNREFUSED;
-  if (code == 0) return std::move(socket_);
+  if (code == 0) {
+    next_ = base::Deadline::after(base::Deadline::kLongest);
+    return std::move(socket_);
+  }
   fail(base::errno_error(target_, code).what());
   return std::nullopt;
 }

@@ -22,7 +22,7 @@ class Connector {
   void add_to(std::vector<pollfd>& fds) const;
   // When to call advance() at the latest.
   const base::Deadline& deadline() const { return next_; }
-  // Goes on; returns the connected socket once there is one.
+  // Goes on; returns the connected socket once there is one. Nothing is left to do then.
   std::optional<base::UniqueFd> advance();
   // Why the last attempt failed: "10.0.0.1:29500: Connection refused (ECONNREFUSED)". Empty before.
   const std::string& last_failure() const { return last_failure_; }

@@ -136,6 +136,8 @@ TEST(Connector, WaitsForAListener) {
     socket = connector.advance();
   }
   EXPECT_TRUE(listener.accept());
+  EXPECT_FALSE(connector.deadline().expired());
+  EXPECT_GT(connector.deadline().remaining(), std::chrono::hours(1));
 }
 
 constexpr int kSkipped = 77;
