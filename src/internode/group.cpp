@@ -377,8 +377,10 @@ Group::Exchange::Exchange(Group& group, const RankSet& peers, const Start& start
   if (peers_.empty()) return;
   try {
     transfer_ = start([this] { group_.region()->publish(done_, 1); });
-  } catch (const std::exception& error) {
+  } catch (const PeerLost& error) {
     group_.fail_transfer(error, peers_);
+  } catch (const std::exception& error) {
+    group_.fail_start(error, peers_);
   }
 }
 
@@ -416,6 +418,16 @@ void Group::fail_transfer(const std::exception& error, const RankSet& peers) {
   }
   region()->fail({shm::FailureKind::peer_lost, culprits_of(error, peers),
                   fmt::format("the exchange with {} failed in {}: {}",
+                              global_ranks_.describe_global(peers), describe_call(), error.what())},
+                 context());
+}
+
+// It lacks memory or a thread on this rank, and its peers are not to blame.
+void Group::fail_start(const std::exception& error, const RankSet& peers) {
+  const RankSet own = global_ranks_.of(RankSet{rank()});
+  region()->fail({shm::FailureKind::peer_lost, own,
+                  fmt::format("{} cannot begin the exchange with {} in {}: {}",
+                              global_ranks_.describe_global(own),
                               global_ranks_.describe_global(peers), describe_call(), error.what())},
                  context());
 }

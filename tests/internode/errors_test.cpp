@@ -197,6 +197,19 @@ TEST(ErrorsAcrossNodes, AnAbortIsTheFailureOfAllNodes) {
   }
 }
 
+TEST(ErrorsAcrossNodes, ARankThatCannotBeginAnExchangeIsToBlameItself) {
+  EngineNetwork network;
+  network.limit(4, 0);
+  const auto errors =
+      run_on_nodes(kNodes, network, [&](Group& group) { all_reduce_once(group, 10); });
+  for (const auto& error : errors) {
+    const auto lost = thrown<PeerLost>(error);
+    EXPECT_THAT(lost.ranks(), ElementsAre(104));
+    EXPECT_THAT(lost.what(), AllOf(HasSubstr("rank 104 on node 2 cannot begin the exchange with"),
+                                   HasSubstr("no thread is left")));
+  }
+}
+
 // An engine's error says little, and comes before the leaders know the cause.
 TEST(ErrorsAcrossNodes, TheCauseOfAnEnginesErrorIsNamed) {
   EngineNetwork network;

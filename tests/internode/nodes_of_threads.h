@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,6 +49,11 @@ class EngineNetwork {
       for (const auto& open : open_) open->failed = open->failed || open->rank == rank;
     }
     changed_.notify_all();
+  }
+  // From here on this rank can start only so many transfers.
+  void limit(int rank, int transfers) {
+    const std::lock_guard lock(mutex_);
+    limits_[rank] = transfers;
   }
   // From here on this rank hangs where it starts a transfer, until release().
   void hang(int rank) {
@@ -109,6 +115,10 @@ class EngineNetwork {
                                                        std::function<void()> when_done) override {
       std::unique_lock lock(network_.mutex_);
       network_.changed_.wait(lock, [&] { return network_.hanging_ != rank_; });
+      const auto limit = network_.limits_.find(rank_);
+      if (limit != network_.limits_.end() && limit->second-- <= 0) {
+        throw std::runtime_error("no thread is left");
+      }
       auto transfer = std::make_shared<EngineNetwork::Transfer>(
           EngineNetwork::Transfer{rank_, tag, sends, receives, std::move(when_done)});
       transfer->failed = network_.failing_.contains(rank_);
@@ -228,6 +238,7 @@ class EngineNetwork {
   std::vector<std::shared_ptr<Transfer>> open_;
   const Transfer* calling_ = nullptr;  // whose callback runs
   std::set<int> failing_;
+  std::map<int, int> limits_;  // transfers, by rank
   std::optional<int> hanging_;
   std::size_t carried_ = 0;
   int started_ = 0;
