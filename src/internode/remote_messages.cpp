@@ -146,10 +146,19 @@ std::unique_ptr<Engine::Transfer> RemoteMessages::transfer(Request& request, boo
   }
   const std::vector<Engine::Message> one{message};
   const std::vector<Engine::Message> none;
-  return engine_->start(
-      is_payload ? payload_tag(request.header.payload) : header_tag(request.message.tag),
-      request.sending ? one : none, request.sending ? none : one,
-      [this, &request, is_payload] { handle(request, is_payload); });
+  try {
+    return engine_->start(
+        is_payload ? payload_tag(request.header.payload) : header_tag(request.message.tag),
+        request.sending ? one : none, request.sending ? none : one,
+        [this, &request, is_payload] { handle(request, is_payload); });
+  } catch (const std::exception& error) {
+    if (!is_payload) throw;
+    // The header is on its way, or here: the other rank would wait for the rest.
+    const shm::RankSet own = global_ranks_.of(shm::RankSet{rank_});
+    fail(request, {shm::FailureKind::peer_lost, culprits_of(error, own),
+                   fmt::format("{} cannot go on with {}: {}", global_ranks_.describe_global(own),
+                               describe(request), error.what())});
+  }
 }
 
 // A transfer has ended. On a thread of the engine.

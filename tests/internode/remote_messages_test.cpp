@@ -1,5 +1,6 @@
 #include "internode/remote_messages.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <condition_variable>
@@ -23,6 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using shm::DataType;
 using test::EngineNetwork;
+using test::global_rank_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -65,9 +67,11 @@ class Waited {
 
 std::vector<std::exception_ptr> run(
     const std::function<void(RemoteMessages&, Group&, int peer)>& body,
-    const std::vector<int>& nodes = {0, 1}) {
+    const std::vector<int>& nodes = {0, 1},
+    const std::function<void(EngineNetwork&)>& prepare = [](EngineNetwork&) {}) {
   EngineNetwork network;
   EngineNetwork between;
+  prepare(between);
   return test::run_on_nodes(nodes, network, [&](Group& group) {
     RemoteMessages messages(group.region(), group.global_ranks(), group.rank(),
                             between.engine(group.rank()));
@@ -278,6 +282,24 @@ TEST(RemoteMessages, CloseWaitsUntilEveryDoneIsDestroyed) {
     EXPECT_TRUE(is_held.expired());
     closed.set_value();
   }));
+}
+
+// By which of the two ranks can start a transfer for the header only.
+TEST(RemoteMessages, BlameTheRankThatCannotGoOnAfterTheHeader) {
+  for (const int limited : {0, 1}) {
+    const auto errors = run(
+        [](RemoteMessages& messages, Group& group, int peer) {
+          std::vector<float> data(4);
+          Waited one(messages, group.rank() == 0 ? &RemoteMessages::send : &RemoteMessages::receive,
+                     message_of(data, peer, 0));
+          one.wait();
+        },
+        {0, 1}, [&](EngineNetwork& between) { between.limit(limited, 1); });
+    expect_all_name<PeerLost>(errors, global_rank_of(limited),
+                              AllOf(HasSubstr(fmt::format("rank {0} on node {1} cannot go on with",
+                                                          100 + limited, limited)),
+                                    HasSubstr("no thread is left")));
+  }
 }
 
 TEST(RemoteMessages, RefuseTagsThatEnginesCannotCarry) {
