@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// How long a message may take that an engine has not begun to receive when its sender leaves.
+// How long a message may take after its other rank has left, unless its payload is being received.
 constexpr std::chrono::seconds kLeftTime{1};
 
 constexpr std::uint32_t header_tag(int tag) {
@@ -248,7 +248,7 @@ bool RemoteMessages::check(Request& request) {
 }
 
 // With the request's lock. A rank that has left sends and receives nothing more. What it has sent
-// may still arrive: of a transfer under way the engine knows the end.
+// may still arrive. Its engine may outlive it and close no connection, so that no error comes.
 void RemoteMessages::check_left(Request& request) {
   const int peer = request.message.peer;
   if (peer == Message::kAnyRank || !region_->has_left(global_ranks_.of(peer))) return;
@@ -256,10 +256,7 @@ void RemoteMessages::check_left(Request& request) {
   if (!request.left_deadline) {
     request.left_deadline = base::Deadline::after(has_begun ? kCauseTime : kLeftTime);
   }
-  const auto& transfer =
-      request.payload_transfer ? request.payload_transfer : request.header_transfer;
-  const bool is_under_way = transfer->awaited().has_value();
-  if (request.engine_error.empty() && (is_under_way || !request.left_deadline->expired())) return;
+  if (request.engine_error.empty() && !request.left_deadline->expired()) return;
   fail(request, failure_of_left(global_ranks_, peer_of(request), describe(request)));
 }
 

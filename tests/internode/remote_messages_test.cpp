@@ -302,6 +302,22 @@ TEST(RemoteMessages, BlameTheRankThatCannotGoOnAfterTheHeader) {
   }
 }
 
+// Its engine closes no connection.
+TEST(RemoteMessages, FailIfTheirRankHasLeft) {
+  for (const bool sends : {false, true}) {
+    const auto errors = run([&](RemoteMessages& messages, Group& group, int peer) {
+      if (group.rank() == 1) return group.region()->depart();
+      std::vector<float> data(4);
+      Waited one(messages, sends ? &RemoteMessages::send : &RemoteMessages::receive,
+                 message_of(data, peer, 0, 10s));
+      one.wait();
+    });
+    EXPECT_THAT([&] { std::rethrow_exception(errors[0]); },
+                ::testing::ThrowsMessage<PeerLost>(
+                    HasSubstr("rank 101 on node 1 has left the group and is missing in")));
+  }
+}
+
 TEST(RemoteMessages, RefuseTagsThatEnginesCannotCarry) {
   expect_success(run([](RemoteMessages& messages, Group&, int peer) {
     std::vector<float> data(4);
