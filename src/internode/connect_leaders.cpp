@@ -106,8 +106,8 @@ class Meeting {
       NodeLinks::Link& link = links_[node];
       if (link.connection && !present_[node]) {
         hear(node);
-      } else if (link.connection && link.connection->pending()) {
-        link.received = link.receive();  // which sends, too
+      } else if (link.connection) {
+        keep(link);
       }
     }
     hear_strangers();
@@ -163,9 +163,8 @@ class Meeting {
       connector->add_to(fds);
       pause = std::min(pause, connector->deadline().remaining());
     }
-    for (std::size_t node = 0; node < links_.size(); ++node) {
-      const auto& connection = links_[node].connection;
-      if (connection && (!present_[node] || connection->pending())) connection->add_to(fds);
+    for (const NodeLinks::Link& link : links_) {
+      if (link.connection) link.connection->add_to(fds);
     }
     for (const auto& stranger : strangers_) stranger->add_to(fds);
     ::poll(fds.data(), fds.size(), static_cast<int>(pause.count()));
@@ -194,7 +193,15 @@ class Meeting {
     }
   }
 
-  // The connected leader answers with its own Hello. What follows is not for this meeting.
+  // What a leader that is present sends is for its link. But one that has met all others may learn
+  // that a leader is lost which this one still waits for.
+  void keep(NodeLinks::Link& link) const {
+    link.received = link.receive();  // which sends, too
+    if (failed_) return;
+    for (const std::string& text : link.received) throw_if_failed(decode_link_message(text));
+  }
+
+  // The connected leader answers with its own Hello. keep() takes what follows.
   void hear(std::size_t node) {
     auto& [connection, received] = links_[node];
     received = connection->receive();

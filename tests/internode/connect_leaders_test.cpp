@@ -280,6 +280,35 @@ TEST(ConnectLeaders, AllLearnThatARankOfOneNodeIsLost) {
   }
 }
 
+// Node 2 reaches node 0, and is lost before it reaches node 1.
+TEST(ConnectLeaders, ALeaderThatHasMetAllReportsALossToTheOthers) {
+  Blackboard board(3);
+  std::latch over(1);
+  std::thread first([&] {
+    const auto links = connect(board, 3, 0);
+    const shm::Failure failure{shm::FailureKind::peer_lost, {2}, "rank 2 was lost"};
+    links[1].connection->send(encode(Failed{failure}));
+    over.wait();
+  });
+  std::thread third([&] {
+    Blackboard::Rank(board, 2).all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
+    std::istringstream words(board.read().front());
+    int port = 0;
+    std::string secret;
+    words >> port >> secret;
+    net::Connection link(connect_to(port), net::make_key(secret),
+                         net::SecureChannel::Side::connecting, "process");
+    link.send(encode(Hello{kVersion, "test", 2}));
+    while (link.receive().empty() && !link.loss()) std::this_thread::yield();
+    over.wait();
+  });
+  EXPECT_THAT([&] { connect(board, 3, 1, 10s); },
+              ::testing::ThrowsMessage<PeerLost>(HasSubstr("rank 2 was lost")));
+  over.count_down();
+  first.join();
+  third.join();
+}
+
 TEST(ConnectLeaders, RefusesAnAddressThatIsNone) {
   for (const std::string blob : {"", "29500", "x - host", "0 - host", "70000 - host"}) {
     Blackboard board(2);
