@@ -38,20 +38,21 @@ std::string decode_reason(const std::string& bytes) {
   return bytes.size() > sizeof(Hello) ? bytes.substr(sizeof(Hello)) : "";
 }
 
-std::string encode_welcome(const std::vector<pid_t>& pids) {
+std::string encode(const Welcome& welcome) {
   std::string bytes(1, kWelcome);
-  for (const pid_t pid : pids) bytes += to_bytes(pid);
-  return bytes;
+  for (const pid_t pid : welcome.pids) bytes += to_bytes(pid);
+  return bytes + welcome.pid_namespace;
 }
 
-std::optional<std::vector<pid_t>> decode_welcome(const std::string& bytes, int size) {
+std::optional<Welcome> decode_welcome(const std::string& bytes, int size) {
   const auto count = static_cast<std::size_t>(size);
-  if (bytes.size() != 1 + count * sizeof(pid_t)) return std::nullopt;
-  std::vector<pid_t> pids;
+  const std::size_t end = 1 + count * sizeof(pid_t);
+  if (bytes.size() < end || bytes.front() != kWelcome) return std::nullopt;
+  Welcome welcome{{}, bytes.substr(end)};
   for (std::size_t i = 0; i < count; ++i) {
-    pids.push_back(read<pid_t>(bytes, 1 + i * sizeof(pid_t)));
+    welcome.pids.push_back(read<pid_t>(bytes, 1 + i * sizeof(pid_t)));
   }
-  return pids;
+  return welcome;
 }
 
 std::string encode(const Failure& failure) {

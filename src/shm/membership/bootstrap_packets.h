@@ -16,7 +16,7 @@ namespace paceline::shm {
 // malformed packet.
 
 inline constexpr OpContext kConnecting{"connect", 0};
-inline constexpr std::uint32_t kProtocol = 14;
+inline constexpr std::uint32_t kProtocol = 15;
 
 // A rank's first packet; its pipe's read end travels with it. If the rank cannot join, the reason
 // follows instead.
@@ -32,9 +32,13 @@ std::optional<Hello> decode_hello(const std::string& bytes);  // without a reaso
 // What follows a hello: empty unless the rank cannot join.
 std::string decode_reason(const std::string& bytes);
 
-// Rank 0's answer: every rank's process id, by rank; the memory and the watches travel with it.
-std::string encode_welcome(const std::vector<pid_t>& pids);
-std::optional<std::vector<pid_t>> decode_welcome(const std::string& bytes, int size);
+// Rank 0's answer; the memory and the watches travel with it.
+struct Welcome {
+  std::vector<pid_t> pids;    // by rank
+  std::string pid_namespace;  // in which the ranks have these numbers
+};
+std::string encode(const Welcome& welcome);
+std::optional<Welcome> decode_welcome(const std::string& bytes, int size);
 
 // Its other answer.
 std::string encode(const Failure& failure);

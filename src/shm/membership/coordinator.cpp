@@ -9,6 +9,7 @@
 
 #include "base/open_pidfd.h"
 #include "base/pipe.h"
+#include "shm/membership/endpoint.h"
 #include "shm/membership/socket.h"
 #include "shm/memory/mapping.h"
 #include "shm/sync/fault_point.h"
@@ -215,13 +216,13 @@ Membership Coordinator::welcome() {
   result.own_liveness = std::move(own.write_end);
   result.memory = Mapping::create_memory(memory_bytes_);
 
-  std::vector<pid_t> pids;
+  Welcome welcome{{}, pid_namespace()};
   std::vector<int> fds{result.memory.get()};
   for (const Peer& peer : peers_) {
-    pids.push_back(peer.pid);
+    welcome.pids.push_back(peer.pid);
     fds.push_back(peer.watch.get());
   }
-  tell_all(encode_welcome(pids), fds);
+  tell_all(encode(welcome), fds);
   peers_[0].watch.reset();
   result.peers = std::move(peers_);
   return result;

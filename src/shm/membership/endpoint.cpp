@@ -41,9 +41,12 @@ std::string machine_identity() {
   return boot + " " + name_of_namespace("/proc/self/ns/net");
 }
 
+std::string pid_namespace() {
+  return name_of_namespace("/proc/self/ns/pid");
+}
+
 Endpoint Endpoint::own(bool listens) {
-  return {::getpid(), name_of_namespace("/proc/self/ns/pid"), machine_identity(),
-          listens ? random_name() : ""};
+  return {::getpid(), pid_namespace(), machine_identity(), listens ? random_name() : ""};
 }
 
 std::string Endpoint::encode() const {

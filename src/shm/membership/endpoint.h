@@ -10,6 +10,9 @@ namespace paceline::shm {
 // namespace.
 std::string machine_identity();
 
+// Names this process's pid namespace: process ids are the same in processes with the same one.
+std::string pid_namespace();
+
 // What a rank sends to the others through the Exchange.
 struct Endpoint {
   pid_t pid;

@@ -14,6 +14,7 @@
 #include "base/pipe.h"
 #include "base/wait_report.h"
 #include "shm/membership/bootstrap_packets.h"
+#include "shm/membership/endpoint.h"
 #include "shm/membership/socket.h"
 #include "shm/sync/fault_point.h"
 
@@ -92,8 +93,8 @@ Membership join_as_member(base::UniqueFd socket, pid_t rank_0, const Hello& hell
   own.read_end.reset();
 
   Packet packet = receive_answer(socket.get(), rank_0, hello.rank, deadline, global_ranks);
-  const auto pids = decode_welcome(packet.bytes, hello.size);
-  if (!pids || packet.fds.size() != 1 + pids->size()) {
+  const auto welcome = decode_welcome(packet.bytes, hello.size);
+  if (!welcome || packet.fds.size() != 1 + welcome->pids.size()) {
     throw_failure({FailureKind::mismatch,
                    {global_ranks.of(0)},
                    fmt::format("rank {} speaks another version of Paceline", global_ranks.of(0))},
@@ -102,10 +103,12 @@ Membership join_as_member(base::UniqueFd socket, pid_t rank_0, const Hello& hell
   Membership result;
   result.memory = std::move(packet.fds.front());
   result.own_liveness = std::move(own.write_end);
-  for (std::size_t i = 0; i < pids->size(); ++i) {
+  // In another namespace these numbers are those of other processes.
+  const bool visible = welcome->pid_namespace == pid_namespace();
+  for (std::size_t i = 0; i < welcome->pids.size(); ++i) {
     Peer peer;
     if (static_cast<int>(i) != hello.rank) peer.watch = std::move(packet.fds[1 + i]);
-    peer.pid = (*pids)[i];
+    if (visible) peer.pid = welcome->pids[i];
     result.peers.push_back(std::move(peer));
   }
   return result;

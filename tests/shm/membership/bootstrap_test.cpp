@@ -18,6 +18,7 @@
 #include "base/pipe.h"
 #include "shm/membership/bootstrap.h"
 #include "shm/membership/bootstrap_packets.h"
+#include "shm/membership/endpoint.h"
 #include "shm/membership/member.h"
 #include "shm/membership/socket.h"
 #include "shm/memory/mapping.h"
@@ -137,19 +138,27 @@ TEST(Bootstrap, ReportsARankThatEndedAndWasReapedAsLost) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
 }
 
-TEST(Bootstrap, ARankThatAnsweredBeforeItEndedIsNotLost) {
-  const pid_t ended = child_that_ended();
+// Joins as rank 1 of 2, to which rank 0, of process `rank_0`, has already sent its welcome.
+Membership join_after(const Welcome& welcome, pid_t rank_0) {
   test::BootstrapSocketPair link = test::make_bootstrap_sockets();
   const base::Pipe files = base::make_pipe();
   const std::array<int, 3> fds{files.read_end.get(), files.read_end.get(), files.read_end.get()};
-  ASSERT_TRUE(send_packet(link.first.get(), encode_welcome({ended, ::getpid()}), fds,
-                          base::Deadline::after(1min)));
-  const Blame blame = blame_of([&] {
-    join_as_member(std::move(link.second), ended,
-                   {.rank = 1, .size = 2, .agreed_bytes = kMemory.agreed},
-                   base::Deadline::after(1min), {});
-  });
+  EXPECT_TRUE(send_packet(link.first.get(), encode(welcome), fds, base::Deadline::after(1min)));
+  return join_as_member(std::move(link.second), rank_0,
+                        {.rank = 1, .size = 2, .agreed_bytes = kMemory.agreed},
+                        base::Deadline::after(1min), {});
+}
+
+TEST(Bootstrap, ARankThatAnsweredBeforeItEndedIsNotLost) {
+  const pid_t ended = child_that_ended();
+  const Blame blame = blame_of([&] { join_after({{ended, ::getpid()}, pid_namespace()}, ended); });
   EXPECT_EQ(blame.text, "joined");
+}
+
+TEST(Bootstrap, ProcessIdsCountInTheirNamespaceOnly) {
+  const std::vector<pid_t> pids{1, ::getpid()};
+  EXPECT_EQ(join_after({pids, pid_namespace()}, 0).peers[0].pid, 1);
+  EXPECT_EQ(join_after({pids, "pid:[1]"}, 0).peers[0].pid, 0);
 }
 
 TEST(Bootstrap, DoesNotReportARankThatStoppedWaitingAsLost) {
