@@ -323,6 +323,33 @@ TEST(Lost, SurvivorsInitialiseAgainAndTrain) {
   }
 }
 
+// Rank 2, which is alone on its node.
+TEST(LeftRanks, OfAnotherNodeAreMissingInANewGroupAndInAMonitoredBarrier) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  for (const bool forms_group : {true, false}) {
+    const auto ends = test::run_torch_ranks(3, test::kAcrossNodes, [&](const RankContext& context) {
+      InitOptions init = context.init;
+      init.timeout = 20s;
+      const World world = init_process_group(init);
+      barrier();
+      if (context.rank == 2) return std::string();
+      try {
+        forms_group ? static_cast<void>(new_group({0, 2})) : monitored_barrier();
+      } catch (const PeerLost& error) {
+        return std::string(error.what());
+      }
+      return std::string("went on");
+    });
+    const auto missing =
+        HasSubstr(fmt::format("rank 2 on node 1 has left the group and is missing in {}",
+                              forms_group ? "new_group" : "monitored_barrier"));
+    EXPECT_THAT(ends[0].report, missing);
+    if (!forms_group) {
+      EXPECT_THAT(ends[1].report, missing);
+    }
+  }
+}
+
 // Gloo's destructors would wait for the parent's threads.
 TEST(Forked, ChildOfAWorldOverGlooMayLeaveIt) {
   test::expect_torch_ranks(2, "gloo", [](int, int) {

@@ -234,14 +234,21 @@ c10::intrusive_ptr<c10d::Backend> HierarchicalBackend::make_part(BackendRequest 
   return c10::make_intrusive<HierarchicalBackend>(connect_nodes(std::move(part)));
 }
 
-// Looks at this node's ranks only: if a rank of another node is lost, its leader fails this region.
+// If a rank of another node is lost, the leader fails this region.
 void HierarchicalBackend::check_peers(const std::vector<int>& needed, const shm::OpContext& op) {
   const internode::NodeMap& map = nodes_->map();
+  const shm::GlobalRanks& global = nodes_->global_ranks();
   std::vector<int> local;
+  shm::RankSet left;  // on other nodes
   for (const int rank : needed) {
-    if (map.node_of(rank) == map.node()) local.push_back(map.local_rank_of(rank));
+    if (!is_remote(rank)) {
+      local.push_back(map.local_rank_of(rank));
+    } else if (region().has_left(global.of(rank))) {
+      left.insert(global.of(rank));
+    }
   }
-  nodes_->region()->check_peers(local, op);
+  region().check_peers(local, op);
+  if (!left.empty()) region().fail(internode::failure_of_left(global, left, op.operation), op);
 }
 
 // Its sums across nodes have a leaf for each rank, in the order of ranks; others are made by calls.

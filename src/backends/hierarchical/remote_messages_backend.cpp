@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <paceline/error.h>
 
@@ -16,6 +19,9 @@
 
 namespace paceline::backends {
 namespace {
+
+// How long after a rank has left a barrier's verdict may still be read.
+constexpr std::chrono::seconds kVerdictTime{1};
 
 // The Work of such a message. Waiting for it, or asking for its state, notices that the group has
 // failed.
@@ -77,6 +83,7 @@ RemoteMessagesBackend::RemoteMessagesBackend(const std::shared_ptr<shm::Collecti
                                              distributed::StoreBarrier monitored_barrier,
                                              std::shared_ptr<internode::RemoteMessages> messages)
     : PacelineBackend(group, std::move(local), group->global_ranks()),
+      global_ranks_(group->global_ranks()),
       monitored_barrier_(std::move(monitored_barrier)),
       messages_(std::move(messages)),
       watch_(std::make_shared<RequestWatch>(messages_)) {}
@@ -95,8 +102,17 @@ void RemoteMessagesBackend::shutdown() {
 
 void RemoteMessagesBackend::pass_monitored_barrier(std::chrono::milliseconds timeout,
                                                    bool wait_all_ranks) {
-  monitored_barrier_.pass(timeout, wait_all_ranks, [this] {
-    check_peers({}, {"monitored_barrier", 0});
+  std::vector<int> all(static_cast<std::size_t>(getSize()));
+  std::iota(all.begin(), all.end(), 0);
+  const auto has_left = [&](int rank) { return region().has_left(global_ranks_.of(rank)); };
+  std::optional<base::Deadline> verdict_deadline;
+  monitored_barrier_.pass(timeout, wait_all_ranks, [&] {
+    const shm::OpContext op{"monitored_barrier", 0};
+    check_peers({}, op);
+    if (std::ranges::none_of(all, has_left)) return;
+    // A rank may have left after it has read the verdict; this one reads it then, too.
+    if (!verdict_deadline) verdict_deadline = base::Deadline::after(kVerdictTime);
+    if (verdict_deadline->expired()) check_peers(all, op);
   });
 }
 

@@ -38,6 +38,7 @@ class RemoteMessagesBackend : public PacelineBackend {
   void pass_monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) override;
 
  private:
+  const shm::GlobalRanks global_ranks_;
   distributed::StoreBarrier monitored_barrier_;
   std::shared_ptr<internode::RemoteMessages> messages_;
   std::shared_ptr<RequestWatch> watch_;
