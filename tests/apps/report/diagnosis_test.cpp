@@ -202,13 +202,13 @@ TEST(Diagnosis, WhatTheMachineNeedsIsKnownWhereItWasMeasured) {
   EXPECT_THAT(
       delayed.why,
       Contains(HasSubstr("have 25.0 MiB. As measured before the first step, idle ranks reduce "
-                         "that in 3.39 ms, so their size does not explain 9.00 ms a step")));
+                         "that in 3.29 ms, so their size does not explain 9.00 ms a step")));
   EXPECT_THAT(prediction_of(delayed).if_what, HasSubstr("no longer than measured"));
-  EXPECT_NEAR(prediction_of(delayed).before - prediction_of(delayed).after, 9000 - 3387, 1);
+  EXPECT_NEAR(prediction_of(delayed).before - prediction_of(delayed).after, 9000 - 3287, 1);
 
   const Diagnosis exposed = job(4000);
   EXPECT_EQ(exposed.finding, Finding::communication);
-  EXPECT_THAT(exposed.why, Contains(HasSubstr("idle ranks reduce that in 6.66 ms.")));
+  EXPECT_THAT(exposed.why, Contains(HasSubstr("idle ranks reduce that in 6.56 ms.")));
   // With a hook: a slow network.
   EXPECT_EQ(job(0).finding, Finding::communication);
 }

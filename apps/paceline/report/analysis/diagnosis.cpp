@@ -28,9 +28,11 @@ constexpr double kThrottled = 0.5;
 // What even a slow network needs: for each bucket a round of messages, and 100 MB/s.
 constexpr double kSlowMessage = 300;
 constexpr double kSlowNetwork = 100;
-// What it takes to wake a rank that sleeps, on a machine that is not idle. Ranks that measure what
-// a reduction costs do not sleep.
+// What it takes to wake a rank that sleeps, on a machine that is not idle, and how often a step
+// waits for that at most: not for each of many buckets, as others follow meanwhile. Ranks that
+// measure what a reduction costs do not sleep.
 constexpr double kWakeUp = 100;
+constexpr std::size_t kMostWakeUps = 4;
 // Page faults of a step from which on lack of memory may slow it down.
 constexpr double kNotableFaults = 1;
 // The memory pressure from which such pages count as dropped. Below it, they are read for the first
@@ -92,7 +94,10 @@ LateRank find_late_rank(const Analysis& a) {
 // If the size is not known, what was measured stands: communication.
 bool explained_by_size(const Analysis& a) {
   const auto expected = expected_communication(a);
-  return !expected || 2 * expected->sum() >= a.settled.communication * a.mean_period;
+  if (!expected) return true;
+  const double wake_ups =
+      a.reduction ? kWakeUp * static_cast<double>(std::min(a.buckets.size(), kMostWakeUps)) : 0;
+  return 2 * (expected->sum() + wake_ups) >= a.settled.communication * a.mean_period;
 }
 
 // Whether ranks wait less to move bytes than to be woken.
@@ -239,7 +244,7 @@ std::optional<ExpectedCommunication> expected_communication(const Analysis& anal
   const auto size = static_cast<double>(*bytes);
   const auto buckets = static_cast<double>(analysis.buckets.size());
   if (const auto& cost = analysis.reduction) {
-    return ExpectedCommunication{buckets * (cost->latency + kWakeUp), size / cost->rate};
+    return ExpectedCommunication{buckets * cost->latency, size / cost->rate};
   }
   const double sent = 2.0 * (analysis.size - 1) / analysis.size;  // of each byte, by each rank
   return ExpectedCommunication{buckets * kSlowMessage, sent * size / kSlowNetwork};
