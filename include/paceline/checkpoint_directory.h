@@ -172,9 +172,8 @@ struct ResumedCheckpoint {
 ///
 /// All members but the destructor are collective over the group, and throw on all ranks if one of
 /// them fails: Error that names the rank and the cause. One object of one job at a time may use a
-/// directory. Use it on one thread at a time, in a world. After paceline::reconfigure, construct it
-/// anew; otherwise members throw UsageError if that has changed this process's rank or their
-/// number.
+/// directory. Use it on one thread at a time. In another world, or after paceline::reconfigure,
+/// construct it anew: members throw UsageError.
 class PACELINE_API CheckpointDirectory {
  public:
   /// Makes the directory if needed. Throws Error if that fails, or for a negative option.

@@ -17,6 +17,7 @@
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
+#include <paceline/reconfigure.h>
 
 #include "base/log.h"
 #include "base/start_thread.h"
@@ -64,7 +65,9 @@ class CheckpointDirectory::Impl {
       : directory_(std::move(directory)),
         options_(options),
         rank_(get_rank(options.group)),
-        size_(get_world_size(options.group)) {
+        size_(get_world_size(options.group)),
+        group_(options.group.c10d()),
+        handle_(handle_of(options.group)) {
     agree(attempt([&] {
             if (options.keep_last < 0 || options.keep_best < 0) {
               throw UsageError(
@@ -157,13 +160,17 @@ class CheckpointDirectory::Impl {
   };
 
   void check_ranks() const {
-    const int rank = get_rank(options_.group);
-    const int size = get_world_size(options_.group);
-    if (rank == rank_ && size == size_) return;
-    throw UsageError(fmt::format(
-        "CheckpointDirectory: it was constructed on rank {} of {}, which is now rank {} "
-        "of {}; construct it anew after reconfigure",
-        rank_, size_, rank, size));
+    const bool is_same =
+        group_.lock() == options_.group.c10d() && handle_of(options_.group) == handle_;
+    if (is_same) return;
+    throw UsageError(
+        fmt::format("CheckpointDirectory: it was constructed on rank {} of {} of a group that has "
+                    "ended or was reconfigured since; construct it anew",
+                    rank_, size_));
+  }
+  // Each reconfigure changes it.
+  static std::string handle_of(const ProcessGroup& group) {
+    return supports_reconfigure(group) ? get_reconfigure_handle(group) : "";
   }
 
   static std::string failed(std::int64_t step) {
@@ -434,6 +441,8 @@ class CheckpointDirectory::Impl {
   CheckpointOptions options_;
   int rank_;
   int size_;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
+  std::string handle_;
   Snapshot shared_copy_;
   Snapshot own_copy_;
   std::optional<Place> pending_;  // saved, and not named yet

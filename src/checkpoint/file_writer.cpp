@@ -118,8 +118,7 @@ void sync_directory(const std::filesystem::path& path) {
 
 void create_directories(const std::filesystem::path& directory, bool fsync) {
   std::vector<std::filesystem::path> parents;  // of what is new
-  std::filesystem::path path = std::filesystem::absolute(directory).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();  // "runs/1/"
+  std::filesystem::path path = std::filesystem::absolute(directory);
   for (; !std::filesystem::exists(path); path = path.parent_path())
     parents.push_back(path.parent_path());
   std::filesystem::create_directories(directory);

@@ -58,6 +58,8 @@ void remove(const Place& place) {
   const Place hidden = place_of(place.path.parent_path(), place.step, kReplaced);
   fs::rename(place.path, hidden.path);
   try {
+    // What is left after this, if the rest fails, is not complete.
+    fs::remove(hidden.path / part_name(0, "json"));
     fs::remove_all(hidden.path);
   } catch (const fs::filesystem_error&) {
     if (is_complete(hidden)) fs::rename(hidden.path, place.path);

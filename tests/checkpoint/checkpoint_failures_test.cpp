@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -87,6 +88,40 @@ TEST_F(CheckpointFailures, AnOldOneThatCannotBeRemovedIsAWarning) {
   });
 }
 
+// Such as one of another user, who has made it read-only. Nothing of it is lost.
+TEST_F(CheckpointFailures, AnOldOneThatIsProtectedKeepsItsName) {
+  expect_torch_ranks(1, "paceline", [&](int, int) {
+    CheckpointDirectory checkpoints(path(), {.keep_last = 1});
+    checkpoints.save(1, states_);
+    const fs::path old = path() / "step-000000000001";
+    fs::permissions(old, fs::perms::owner_read | fs::perms::owner_exec);
+    constexpr uid_t kNobody = 65534;
+    if (::geteuid() == 0) {
+      fs::permissions(path().parent_path(), fs::perms::others_exec, fs::perm_options::add);
+      EXPECT_EQ(::chown(old.c_str(), kNobody, -1), 0);
+      EXPECT_EQ(::chown(path().c_str(), kNobody, -1), 0);
+      ASSERT_EQ(::seteuid(kNobody), 0);
+    }
+    checkpoints.save(2, states_);
+    EXPECT_THAT(names_in(path()), ElementsAre("step-000000000001", "step-000000000002"));
+    EXPECT_TRUE(fs::exists(old / "rank-0.json"));
+    fs::permissions(old, fs::perms::owner_all);
+    checkpoints.save(3, states_);
+    EXPECT_THAT(names_in(path()), ElementsAre("step-000000000003"));
+  });
+}
+
+// The operating system resolves them, in this order.
+TEST_F(CheckpointFailures, APathMayLeadThroughALinkAndUp) {
+  fs::create_directories(path() / "data" / "runs");
+  fs::create_directory_symlink(path() / "data" / "runs", path() / "link");
+  expect_torch_ranks(1, "paceline", [&](int, int) {
+    CheckpointDirectory checkpoints(path() / "link" / ".." / "new" / "one" / "");
+    checkpoints.save(1, states_);
+  });
+  EXPECT_THAT(names_in(path() / "data" / "new" / "one"), ElementsAre("step-000000000001"));
+}
+
 // A program that ends by the exception has saved its last state.
 TEST_F(CheckpointFailures, ASaveAfterOneThatFailedSavesAndThrows) {
   expect_torch_ranks(2, "paceline", [&](int rank, int) {
@@ -128,9 +163,9 @@ TEST_F(CheckpointFailures, AfterAReconfigureOneIsConstructedAnew) {
     checkpoints.save(2, states_);
     if (context.rank == 2) return std::string();
     form(2, 2);
-    const auto refuses = ThrowsMessage<UsageError>(
-        AllOf(HasSubstr(fmt::format("on rank {0} of 3, which is now rank {0} of 2", context.rank)),
-              HasSubstr("construct it anew after reconfigure")));
+    const auto refuses = ThrowsMessage<UsageError>(HasSubstr(fmt::format(
+        "on rank {} of 3 of a group that has ended or was reconfigured since; construct it anew",
+        context.rank)));
     EXPECT_THAT([&] { checkpoints.save(3, states_); }, refuses);
     EXPECT_THAT([&] { checkpoints.wait(); }, refuses);
     EXPECT_THAT([&] { checkpoints.resume(states_); }, refuses);
@@ -139,6 +174,14 @@ TEST_F(CheckpointFailures, AfterAReconfigureOneIsConstructedAnew) {
     again.save(3, states_);
     barrier();
     EXPECT_THAT(names_in(path()), ElementsAre("step-000000000003"));
+    // Another process may have the other's place.
+    form(3, 2);
+    EXPECT_THAT(
+        [&] {
+          again.wait();
+          again.save(4, states_);
+        },
+        ThrowsMessage<UsageError>(HasSubstr("was reconfigured since")));
     return std::string();
   });
   for (const auto& end : ends) EXPECT_TRUE(end.exited_cleanly()) << end.report;
