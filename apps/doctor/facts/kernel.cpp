@@ -39,7 +39,7 @@ std::string failure_of(Action action) {
 
 void map_sealed_memory() {
   constexpr std::size_t kPage = 4096;
-  const shm::Mapping mapping(shm::Mapping::create_memory(kPage), kPage);
+  const shm::Mapping mapping(shm::Mapping::create_memory(kPage));
 }
 
 void open_own_pidfd() {

@@ -35,7 +35,7 @@ inline int world_size() {
 // cores busy while other peers are measured.
 class Orders {
  public:
-  Orders() : mapping_(base::UniqueFd(::open(path().c_str(), O_RDWR | O_CLOEXEC)), sizeof(Shared)) {
+  Orders() : mapping_(base::UniqueFd(::open(path().c_str(), O_RDWR | O_CLOEXEC))) {
     if (rank_in_world() == 0) new (mapping_.data()) Shared{};
     MPI_Barrier(MPI_COMM_WORLD);
   }
