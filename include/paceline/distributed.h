@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <variant>
@@ -111,9 +112,9 @@ struct InitOptions {
 /// Membership in the world for as long as this object lives. Move-only; a process has one at a
 /// time.
 ///
-/// The destructor leaves as destroy_process_group does. While an exception unwinds through it, it
-/// aborts all groups instead: the peers then throw PeerLost that names this rank. If an enclosing
-/// record() sees the exception, PeerLost has its text too.
+/// The destructor leaves as destroy_process_group does, unless the world has ended already. While
+/// an exception unwinds through it, it aborts all groups instead: the peers then throw PeerLost
+/// that names this rank. If an enclosing record() sees the exception, PeerLost has its text too.
 class [[nodiscard]] PACELINE_API World {
  public:
   /// Takes over the membership; `other` then does nothing.
@@ -125,13 +126,14 @@ class [[nodiscard]] PACELINE_API World {
  private:
   friend World init_process_group(InitOptions options);
   friend World init_process_group(const Communicator& communicator, InitOptions options);
-  World();
+  explicit World(std::uint64_t number);
 
-  bool owner_ = true;
+  std::uint64_t number_;  // of the world, in this process; 0 without a membership
   int exceptions_at_start_;
 };
 
-/// Forms the world. Collective over all ranks; returns when all have come.
+/// Forms the world. Collective over all ranks; returns when all have come. Reads the environment
+/// variables at each call.
 ///
 /// If mpirun, srun or the like started this process, the world has several ranks, and
 /// OMP_NUM_THREADS and MKL_NUM_THREADS are unset: LibTorch's intra-op threads become at most this

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <memory>
+#include <mutex>
 
 #include <paceline/error.h>
 
@@ -95,10 +98,37 @@ Environment parse_environment(const Getenv& getenv) {
   return result;
 }
 
+namespace {
+
+// Never destroyed, as threads that outlive main may still read it.
+struct Snapshots {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<const Environment>> all;  // each differs from the one before
+  std::atomic<const Environment*> current{nullptr};
+};
+
+Snapshots& snapshots() {
+  static auto* const instance = new Snapshots;
+  return *instance;
+}
+
+}  // namespace
+
 const Environment& environment() {
-  static const Environment instance =
-      parse_environment([](const char* name) { return std::getenv(name); });
-  return instance;
+  const Environment* const current = snapshots().current.load(std::memory_order_acquire);
+  return current != nullptr ? *current : refresh_environment();
+}
+
+const Environment& refresh_environment() {
+  Snapshots& kept = snapshots();
+  const std::lock_guard lock(kept.mutex);
+  auto now = std::make_unique<const Environment>(
+      parse_environment([](const char* name) { return std::getenv(name); }));
+  if (kept.all.empty() || *kept.all.back() != *now) {
+    kept.current.store(now.get(), std::memory_order_release);
+    kept.all.push_back(std::move(now));
+  }
+  return *kept.all.back();
 }
 
 }  // namespace paceline::base

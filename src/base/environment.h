@@ -50,6 +50,8 @@ struct Environment {
   struct Terminal {
     int columns;
     std::vector<std::int64_t> pipes;
+
+    bool operator==(const Terminal&) const = default;
   };
   std::optional<Terminal> terminal;
   // PACELINE_SPAWN=CALL,PID, set by spawn: the process PID started this one for its CALL-th call of
@@ -57,6 +59,8 @@ struct Environment {
   struct Spawned {
     int call;
     int parent;
+
+    bool operator==(const Spawned&) const = default;
   };
   std::optional<Spawned> spawned;
   // PACELINE_ERROR_FD: an inherited memfd for the error of this process. Spawn sets it, and it is
@@ -69,12 +73,16 @@ struct Environment {
   std::optional<std::string> worker_server_socket;
   // PACELINE_TIMELINE: the directory where each rank writes its timeline.
   std::optional<std::string> timeline;
+
+  bool operator==(const Environment&) const = default;
 };
 
 // Throws UsageError naming the variable, its value and what is allowed.
 Environment parse_environment(const Getenv& getenv);
 
-// The environment of this process as it was at the first call. Throws as parse_environment does.
+// The environment of this process as it was at the first call, or at the last one of
+// refresh_environment. References stay valid. Both throw as parse_environment does.
 const Environment& environment();
+const Environment& refresh_environment();
 
 }  // namespace paceline::base

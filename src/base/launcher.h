@@ -32,6 +32,8 @@ struct LaunchedProcess {
   bool is_job_global = false;         // `job` is the same on all machines
   std::optional<std::string> host{};  // rank 0's
   std::optional<int> port{};          // of rank 0's store, if the launcher chooses one
+
+  bool operator==(const LaunchedProcess&) const = default;
 };
 
 // Looks for Open MPI, Hydra (MPICH, Intel MPI), Flux, Slurm's srun, Kubeflow Trainer (PET_*), PMI,

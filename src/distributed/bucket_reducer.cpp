@@ -6,6 +6,7 @@
 #include "distributed/devices/staged_backend.h"
 #include "distributed/devices/staged_bucket_reducer.h"
 #include "distributed/local_bucket_reducer.h"
+#include "distributed/process_state.h"
 #include "distributed/slice_bucket_reducer.h"
 #include "distributed/translate.h"
 #include "distributed/work_bucket_reducer.h"
@@ -23,6 +24,7 @@ bool supports_in_place(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10:
 
 std::unique_ptr<BucketReducer> make_bucket_reducer(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, const BucketReducer::Options& options) {
+  check_not_forked("DistributedDataParallel");
   const c10::DeviceType device = accelerator_of(options.buckets).type();
   const bool is_alone = group->getSize() == 1;
   if (is_alone && (!options.leaves || options.leaves->one_each())) {

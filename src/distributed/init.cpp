@@ -48,10 +48,11 @@ Attempt begin_attempt(const InitOptions& options) {
   std::lock_guard lock(state.mutex);
   check_no_world(state);
   // Throws before it counts the attempt, so that all ranks count the same number of attempts.
-  Attempt attempt{distributed::plan_rendezvous(options, base::environment(), state.inits == 0), 0,
-                  nullptr};
+  const bool has_sockets = !state.attempts.contains(distributed::kInheritedKeys);
+  Attempt attempt{distributed::plan_rendezvous(options, base::refresh_environment(), has_sockets),
+                  0, nullptr};
   distributed::check_size(options.backend, attempt.plan.size);
-  attempt.number = state.inits++;
+  attempt.number = state.attempts[distributed::place_of_keys(attempt.plan)]++;
   // With other ranks the launcher's numbers mean other processes. See reconfigure, too.
   state.numbered_by_launcher = attempt.plan.launched && !options.enable_reconfigure;
   // Without a launcher, another process may have replaced one that ended.
@@ -146,7 +147,8 @@ void prepare(InitOptions& options) {
   options.timeout = distributed::checked_timeout(options.timeout);
 }
 
-void enter(const InitOptions& options, const Attempt& attempt) {
+// Returns the world's number.
+std::uint64_t enter(const InitOptions& options, const Attempt& attempt) {
   auto world = form_world(options, attempt);
   const int rank = world->group->getRank();
   const int size = world->group->getSize();
@@ -159,34 +161,36 @@ void enter(const InitOptions& options, const Attempt& attempt) {
   trace::Timeline::start(rank, size, {.number = place.node, .ranks = place.local_size});
   state.last_node = place.node;
   state.last_job = world->reconfigurable;
+  world->number = ++state.worlds;
   state.world = std::move(world);
   state.world_process = shm::fork_generation();
+  return state.worlds;
 }
 
 }  // namespace
 
-World::World() : exceptions_at_start_(std::uncaught_exceptions()) {}
+World::World(std::uint64_t number)
+    : number_(number), exceptions_at_start_(std::uncaught_exceptions()) {}
 
 World::World(World&& other) noexcept
-    : owner_(std::exchange(other.owner_, false)),
-      exceptions_at_start_(other.exceptions_at_start_) {}
+    : number_(std::exchange(other.number_, 0)), exceptions_at_start_(other.exceptions_at_start_) {}
 
 World& World::operator=(World&& other) noexcept {
-  std::swap(owner_, other.owner_);
+  std::swap(number_, other.number_);
   std::swap(exceptions_at_start_, other.exceptions_at_start_);
   return *this;
 }
 
 World::~World() {
-  if (!owner_) return;
+  if (number_ == 0) return;
   auto& state = ProcessState::instance();
   if (std::uncaught_exceptions() <= exceptions_at_start_ ||
       distributed::SpawnCalls::instance().function_returned) {
-    state.leave();
+    state.leave(number_);
   } else if (state.in_record()) {
-    state.defer_abort();
+    state.defer_abort(number_);
   } else {
-    state.abort("an exception left its World (paceline::record would pass on its text)");
+    state.abort(number_, "an exception left its World (paceline::record would pass on its text)");
   }
 }
 
@@ -194,8 +198,7 @@ World init_process_group(InitOptions options) {
   prepare(options);
   const Attempt attempt = begin_attempt(options);
   if (attempt.number == 0) log_launcher(attempt.plan);
-  enter(options, attempt);
-  return {};
+  return World(enter(options, attempt));
 }
 
 World init_process_group(const Communicator& communicator, InitOptions options) {
@@ -208,8 +211,7 @@ World init_process_group(const Communicator& communicator, InitOptions options) 
     state.numbered_by_launcher = false;
   });
   // It is no attempt, since ranks outside the communicator do not count it.
-  enter(options, {std::move(plan), 0, nullptr, communicator.mpi()});
-  return {};
+  return World(enter(options, {std::move(plan), 0, nullptr, communicator.mpi()}));
 }
 
 bool is_initialized() {

@@ -104,13 +104,14 @@ void ProcessState::leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   group->release_resources();
 }
 
-std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
+std::unique_ptr<ActiveWorld> ProcessState::take_world(std::uint64_t number) noexcept {
   std::lock_guard lock(mutex);
-  if (!world) return nullptr;
+  if (!world || (number != 0 && number != world->number)) return nullptr;
   if (world->process.is_forked_child()) {
     std::ignore = world.release();
     return nullptr;
   }
+  world_process = -1;
   if (!in_record()) last_job.reset();
   last_processes = {world->group->getRank(), world->group->getSize(), nullptr};
   try {
@@ -123,19 +124,20 @@ std::unique_ptr<ActiveWorld> ProcessState::take_world() noexcept {
   return std::move(world);
 }
 
-void ProcessState::leave() noexcept {
-  const auto ending = take_world();
+void ProcessState::leave(std::uint64_t number) noexcept {
+  const auto ending = take_world(number);
   if (ending) shut_down(*ending);
 }
 
-void ProcessState::abort(const std::string& text) noexcept {
-  const auto ending = take_world();
+void ProcessState::abort(std::uint64_t number, const std::string& text) noexcept {
+  const auto ending = take_world(number);
   if (ending) abort_world(*ending, text);
 }
 
-void ProcessState::defer_abort() noexcept {
+void ProcessState::defer_abort(std::uint64_t number) noexcept {
+  auto ending = take_world(number);
+  if (!ending) return;
   run_deferred_abort();
-  auto ending = take_world();
   std::lock_guard lock(mutex);
   aborting_ = std::move(ending);
 }
@@ -206,7 +208,23 @@ std::vector<int> members_of(const ProcessGroup& group) {
   return members_by_backend(*target);
 }
 
+[[noreturn]] void throw_forked(const char* operation) {
+  throw UsageError(fmt::format(
+      "{} in a forked child: the group belongs to the parent process. Start new processes instead "
+      "of forking.",
+      operation));
+}
+
 }  // namespace
+
+void check_not_forked(const char* operation) {
+  const auto owner = ProcessState::instance().world_process.load(std::memory_order_relaxed);
+  if (owner >= 0 && owner != shm::fork_generation()) throw_forked(operation);
+}
+
+void check_not_forked(const shm::OwningProcess& owner, const char* operation) {
+  if (owner.is_forked_child()) throw_forked(operation);
+}
 
 int group_rank_of(const ProcessGroup& group, int global_rank) {
   const auto members = members_of(group);

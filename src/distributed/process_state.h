@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,7 @@ namespace paceline::distributed {
 
 // The world of this process, and the groups that it has made.
 struct ActiveWorld {
+  std::uint64_t number = 0;  // counted from 1 in this process
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   c10::intrusive_ptr<c10d::Store> store;
   std::optional<int> store_server;  // see BackendRequest
@@ -60,10 +62,13 @@ class ProcessState {
   // Null without a world. Guarded by `mutex`. Do not destroy a backend under it: that waits for
   // callbacks, which may need the mutex.
   std::unique_ptr<ActiveWorld> world;
-  // The shm::fork_generation of the process that entered the last world; -1 if there was none.
+  // The shm::fork_generation of the process that is in a world; -1 if there is none. A forked child
+  // keeps its parent's until it enters a world of its own.
   std::atomic<std::int64_t> world_process{-1};
   std::mutex mutex;
-  int inits = 0;
+  std::uint64_t worlds = 0;  // that this process has entered
+  // How often this process has tried to meet others, by place_of_keys. Guarded by `mutex`.
+  std::map<std::string, int> attempts;
   // That of the last world; within record, it outlives the world until the end or until another
   // world. It keeps a store, which may serve others or have a file.
   std::optional<ActiveWorld::Reconfigurable> last_job;
@@ -89,9 +94,10 @@ class ProcessState {
   // Ends a group made by new_group and invalidates its handles. Throws UsageError if the world has
   // no such group.
   void leave(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
-  // Ends the world, if there is one: normally, or with an exception's text for the peers.
-  void leave() noexcept;
-  void abort(const std::string& text) noexcept;
+  // Ends the world, if there is one and `number` is 0 or its own: normally, or with an exception's
+  // text for the peers.
+  void leave(std::uint64_t number = 0) noexcept;
+  void abort(std::uint64_t number, const std::string& text) noexcept;
 
   // Between these, an abort is deferred until its text is known; see record. Call
   // run_deferred_abort if the exception was caught instead.
@@ -105,20 +111,25 @@ class ProcessState {
   bool is_record_thread() const;
   // Whether this process was forked within the outermost record.
   bool is_forked_within_record() const { return record_process_.is_forked_child(); }
-  void defer_abort() noexcept;
+  void defer_abort(std::uint64_t number) noexcept;
   void run_deferred_abort() noexcept { run_deferred_abort(kCaught); }
 
  private:
   static constexpr const char* kCaught = "an exception left its World and was then caught";
 
   void run_deferred_abort(const std::string& text) noexcept;
-  std::unique_ptr<ActiveWorld> take_world() noexcept;
+  std::unique_ptr<ActiveWorld> take_world(std::uint64_t number) noexcept;
 
   int record_depth_ = 0;
   std::thread::id record_thread_;
   shm::OwningProcess record_process_;
   std::unique_ptr<ActiveWorld> aborting_;  // guarded by `mutex`
 };
+
+// Throws UsageError in a forked child of a process in a world, or of `owner`. LibTorch's backends
+// would wait for threads that the child does not have.
+void check_not_forked(const char* operation);
+void check_not_forked(const shm::OwningProcess& owner, const char* operation);
 
 // The rank in `group` of a global rank. Throws UsageError if it is not a member.
 int group_rank_of(const ProcessGroup& group, int global_rank);

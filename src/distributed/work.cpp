@@ -35,16 +35,6 @@ void warn_of_no_member(const std::string& operation) {
             operation);
 }
 
-// Backends of LibTorch would wait for threads that the child does not have.
-void check_not_forked(const char* operation) {
-  const auto owner = ProcessState::instance().world_process.load(std::memory_order_relaxed);
-  if (owner < 0 || owner == shm::fork_generation()) return;
-  throw UsageError(fmt::format(
-      "{} in a forked child: the group belongs to the parent process. Start new processes instead "
-      "of forking.",
-      operation));
-}
-
 }  // namespace
 
 BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation) {

@@ -50,6 +50,18 @@ std::string parse_failure(const std::map<std::string, std::string>& variables) {
   return "no error";
 }
 
+TEST(Environment, IsReadAgainOnRequest) {
+  const Environment& before = environment();
+  const Environment copy = before;
+  ASSERT_EQ(::setenv("TORCHELASTIC_RESTART_COUNT", "7", 1), 0);
+  EXPECT_NE(environment().restart_count, 7);
+  EXPECT_EQ(refresh_environment().restart_count, 7);
+  EXPECT_EQ(&environment(), &refresh_environment());
+  EXPECT_EQ(before, copy);
+  ::unsetenv("TORCHELASTIC_RESTART_COUNT");
+  refresh_environment();
+}
+
 TEST(Environment, TreatsEmptyVariablesAsUnset) {
   const Environment environment = parse({{"RANK", ""}});
   EXPECT_FALSE(environment.rank);

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -5,13 +6,19 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chrono>
+#include <filesystem>
+#include <iterator>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 #include <paceline/sampler.h>
 
 #include "support/cases.h"
+#include "support/eventually.h"
+#include "support/temporary_directory.h"
 #include "support/torch_ranks.h"
 
 namespace paceline {
@@ -22,6 +29,11 @@ using test::expect_torch_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+int free_port() {
+  const c10d::TCPStoreOptions options{.port = 0, .isServer = true, .waitWorkers = false};
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options)->getPort();
+}
 
 TEST(World, OfOneNeedsNoEnvironment) {
   expect_torch_ranks(1, "paceline", [](int, int) {
@@ -50,6 +62,66 @@ TEST(World, OfAnUnknownBackendListsTheBackends) {
                                     HasSubstr("paceline"), Not(HasSubstr("hierarchical"))));
 }
 
+// Such as survivors of a lost rank do.
+TEST(World, AnObjectEndsOnlyItsOwn) {
+  const test::TemporaryDirectory directory;
+  expect_torch_ranks(2, "paceline", [&](int rank, int size) {
+    int number = 0;
+    const auto form = [&] {
+      const auto path = directory.path() / std::to_string(number++);
+      return init_process_group(
+          {.init_method = "file://" + path.string(), .world_size = size, .rank = rank});
+    };
+    destroy_process_group();
+    World world = form();
+    destroy_process_group();
+    world = form();
+    barrier();
+    destroy_process_group();
+    std::optional<World> other(form());
+    destroy_process_group();
+    other.emplace(form());
+    barrier();
+    { const World ended = std::move(world); }
+    barrier();
+  });
+}
+
+TEST(World, FormsWhateverItsRanksWereInBefore) {
+  const test::TemporaryDirectory directory;
+  expect_torch_ranks(2, "paceline", [&](int rank, int size) {
+    destroy_process_group();
+    if (rank == 0) const World alone = init_process_group({.world_size = 1, .rank = 0});
+    const World world =
+        init_process_group({.init_method = "file://" + (directory.path() / "shared").string(),
+                            .timeout = test::kTestTimeout,
+                            .world_size = size,
+                            .rank = rank});
+    barrier();
+  });
+}
+
+// Each store has descriptors and a thread.
+TEST(World, StoresOfEarlierWorldsEnd) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    destroy_process_group();
+    const auto open = [] {
+      using Iterator = std::filesystem::directory_iterator;
+      return std::distance(Iterator("/proc/self/fd"), Iterator());
+    };
+    std::ptrdiff_t after_three = 0;
+    for (int number = 1; number <= 8; ++number) {
+      const int port = free_port();
+      const World world = init_process_group(
+          {.init_method = fmt::format("tcp://127.0.0.1:{}", port), .world_size = 1, .rank = 0});
+      if (number == 3) after_three = open();
+      if (number > 3) {
+        EXPECT_LE(open(), after_three + 2);
+      }
+    }
+  });
+}
+
 using WorldBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, WorldBackends, ::testing::ValuesIn(backends()), test::CaseName());
 
@@ -58,11 +130,7 @@ TEST_P(WorldBackends, CanBeFormedAgainOverTcpAndFile) {
   expect_torch_ranks(3, GetParam(), [&](int rank, int size) {
     // Rank 0 finds a free port and tells the others through the first world.
     const auto port = torch::zeros({1}, at::kLong);
-    if (rank == 0)
-      port.fill_(
-          c10::make_intrusive<c10d::TCPStore>(
-              "127.0.0.1", c10d::TCPStoreOptions{.port = 0, .isServer = true, .waitWorkers = false})
-              ->getPort());
+    if (rank == 0) port.fill_(free_port());
     broadcast(port);
     barrier();
     destroy_process_group();

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "distributed/rendezvous/init_method.h"
@@ -100,13 +102,13 @@ void number_ranks(const InitOptions& options, const base::Environment& environme
 }
 
 // What `paceline run` passed on.
-void plan_inherited(const base::Environment& environment, bool first, Plan& plan) {
+void plan_inherited(const base::Environment& environment, bool has_sockets, Plan& plan) {
   plan.means = Plan::Means::inherited;
   plan.path = fmt::format("/proc/self/fd/{}", *environment.store_fd);
-  plan.take_sockets = first && !environment.max_replacements;
+  plan.take_sockets = has_sockets && !environment.max_replacements;
   const int rank = environment.rank.value_or(plan.rank);
   const int size = environment.world_size.value_or(plan.size);
-  if (!first || (plan.rank == rank && plan.size == size)) return;
+  if (!has_sockets || (plan.rank == rank && plan.size == size)) return;
   throw UsageError(
       fmt::format("init_process_group was asked for rank {} of {}, but `paceline run` started "
                   "this process as rank {} of {} (RANK, WORLD_SIZE): leave .rank and "
@@ -138,9 +140,9 @@ void plan_local(const base::LaunchedProcess& launched, Plan& plan) {
   plan.job = fmt::format("{}/{}", launched.launcher, launched.job);
 }
 
-void plan_environment(const base::Environment& environment, bool first, Plan& plan) {
+void plan_environment(const base::Environment& environment, bool has_sockets, Plan& plan) {
   if (plan.size == 1) return;  // a world of one needs no rendezvous
-  if (environment.store_fd) return plan_inherited(environment, first, plan);
+  if (environment.store_fd) return plan_inherited(environment, has_sockets, plan);
   if (plan.launched && environment.numbered_by_launched) {
     const base::LaunchedProcess& launched = *environment.launched;
     if (!environment.master_addr && launched.is_local()) return plan_local(launched, plan);
@@ -173,13 +175,15 @@ void plan_environment(const base::Environment& environment, bool first, Plan& pl
   plan.serve = plan.rank == 0 && !plan.agent;
 }
 
-void plan_tcp(const InitMethod& method, Plan& plan) {
+void plan_tcp(const InitMethod& method, const base::Environment& environment, Plan& plan) {
   plan.means = Plan::Means::tcp;
-  plan.serve = plan.rank == 0;
   Address address = tcp_address(method);
   plan.host = std::move(address.host);
   plan.port = address.port;
   check_port(plan, "init_method '" + method.text + "'");
+  plan.agent = environment.use_agent_store && plan.host == environment.master_addr &&
+               plan.port == environment.master_port;
+  plan.serve = plan.rank == 0 && !plan.agent;
 }
 
 void plan_file(const InitMethod& method, Plan& plan) {
@@ -197,7 +201,7 @@ Plan plan_given_store(const InitOptions& options, const base::Environment& envir
   return plan;
 }
 
-Plan make_plan(const InitOptions& options, const base::Environment& environment, bool first) {
+Plan make_plan(const InitOptions& options, const base::Environment& environment, bool has_sockets) {
   if (options.store) return plan_given_store(options, environment);
   const InitMethod method = parse_init_method(options.init_method);
   if (method.scheme == "env") check_no_address(method);
@@ -214,9 +218,9 @@ Plan make_plan(const InitOptions& options, const base::Environment& environment,
   if (asks_variables) check_contradiction(environment);
   number_ranks(options, environment, method, plan);
   if (method.scheme == "env") {
-    plan_environment(environment, first, plan);
+    plan_environment(environment, has_sockets, plan);
   } else if (method.scheme == "tcp") {
-    plan_tcp(method, plan);
+    plan_tcp(method, environment, plan);
   } else {
     plan_file(method, plan);
   }
@@ -225,13 +229,33 @@ Plan make_plan(const InitOptions& options, const base::Environment& environment,
 
 }  // namespace
 
-Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first) {
-  Plan plan = make_plan(options, environment, first);
+Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment,
+                     bool has_sockets) {
+  Plan plan = make_plan(options, environment, has_sockets);
   const bool has_all_processes = plan.launched && plan.size > 1;
   if (plan.means == Plan::Means::inherited || has_all_processes) {
     check_replacements(environment, options);
   }
   return plan;
+}
+
+std::string place_of_keys(const Plan& plan) {
+  switch (plan.means) {
+    case Plan::Means::given_store:
+      return "store";
+    case Plan::Means::alone:
+      return "alone";
+    case Plan::Means::inherited:
+      return kInheritedKeys;
+    case Plan::Means::local:
+      return "local";
+    case Plan::Means::tcp:
+      return fmt::format("port {}", plan.port);  // the host may have several names
+    case Plan::Means::file:
+      break;
+  }
+  std::error_code unreadable;  // then the rendezvous says so
+  return "file " + std::filesystem::weakly_canonical(plan.path, unreadable).string();
 }
 
 }  // namespace paceline::distributed

@@ -26,8 +26,14 @@ struct Plan {
   bool take_sockets = false;      // the inherited ones, which serve only once
 };
 
-// Throws UsageError naming the option or variable that is missing or invalid. `first`: whether this
-// is the process's first rendezvous.
-Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment, bool first);
+// Throws UsageError naming the option or variable that is missing or invalid. `has_sockets`: the
+// inherited ones were not taken yet.
+Plan plan_rendezvous(const InitOptions& options, const base::Environment& environment,
+                     bool has_sockets);
+
+// Where the plan's keys are, as all ranks call it: attempts are counted for each of these, since
+// processes may have met others, or nobody, elsewhere before.
+std::string place_of_keys(const Plan& plan);
+inline constexpr const char* kInheritedKeys = "inherited";
 
 }  // namespace paceline::distributed

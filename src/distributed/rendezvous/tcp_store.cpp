@@ -10,12 +10,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/address.h"
 #include "base/deadline.h"
@@ -36,13 +36,16 @@ base::UniqueFd listen_at(const base::Address& address, const std::string& place)
       ::bind(socket.get(), address.data(), address.size()) != 0 ||
       ::listen(socket.get(), 4096) != 0) {
     throw base::errno_error(fmt::format(
-        "rank 0 cannot listen at {} for the rendezvous (is another job using the port?)", place));
+        "rank 0 cannot listen at {} for the rendezvous (does another job use the port, or "
+        "another process of this job, as rank 0 of an earlier world?)",
+        place));
   }
   return socket;
 }
 
-// Rank 0's stores, for as long as the process lives: a rank that is faster to the next world would
-// connect to the server of the last one just before it ends. A forked child has none of them.
+// Rank 0's stores. A store outlives its world: a rank that is faster to the next world would
+// connect to the server of the last one just before it ends. So the last ones are kept, and those
+// at ports of their own choice. A forked child has none of them.
 class ServedStores {
  public:
   static ServedStores& instance() {
@@ -50,17 +53,40 @@ class ServedStores {
     return *stores;
   }
   template <typename Make>
-  StorePtr find_or_make(const base::Address& address, Make make) {
+  StorePtr find_or_make(const base::Address& address, bool is_chosen, Make make) {
     const std::lock_guard lock(mutex_);
-    StorePtr& store = stores_[Key(::getpid(), address.to_string())];
-    if (!store) store = make();
-    return store;
+    const std::string place = address.to_string();
+    const auto found = std::ranges::find_if(stores_, [&](const Served& one) {
+      return one.process == ::getpid() && one.address == place;
+    });
+    if (found != stores_.end()) return found->store;
+    stores_.push_back({::getpid(), place, is_chosen, make()});
+    StorePtr made = stores_.back().store;
+    drop_old();
+    return made;
   }
 
  private:
-  using Key = std::pair<pid_t, std::string>;
+  struct Served {
+    pid_t process;
+    std::string address;
+    bool is_chosen;
+    StorePtr store;
+  };
+
+  // Never a parent's, whose thread this process does not have.
+  void drop_old() {
+    constexpr int kKept = 2;
+    int newer = 0;
+    for (auto one = stores_.end(); one != stores_.begin();) {
+      --one;
+      if (one->process != ::getpid() || one->is_chosen || ++newer <= kKept) continue;
+      one = stores_.erase(one);
+    }
+  }
+
   std::mutex mutex_;
-  std::map<Key, StorePtr> stores_;
+  std::vector<Served> stores_;  // in the order in which they were made
 };
 
 // A cluster may know the name of a machine only a while after it has started.
@@ -105,7 +131,7 @@ StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
   const auto find_address =
       plan.several_machines ? base::listening_address_for_machines : base::listening_address;
   const base::Address address = find_address(plan.host, plan.port);
-  return ServedStores::instance().find_or_make(address, [&] {
+  return ServedStores::instance().find_or_make(address, false, [&] {
     const std::string place = base::join_host_port(plan.host, plan.port);
     return make_tcp_store(plan, timeout, listen_at(address, place).release());
   });
@@ -113,7 +139,7 @@ StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
 
 int serve_at_free_port(const base::Address& address, std::chrono::milliseconds timeout) {
   auto& stores = ServedStores::instance();
-  StorePtr store = stores.find_or_make(address.with_port(0), [&] {
+  StorePtr store = stores.find_or_make(address.with_port(0), true, [&] {
     base::UniqueFd listener = listen_at(address.with_port(0), address.host());
     Plan plan;
     plan.host = address.host();
@@ -121,7 +147,7 @@ int serve_at_free_port(const base::Address& address, std::chrono::milliseconds t
     return make_tcp_store(plan, timeout, listener.release());
   });
   const int port = static_cast<const c10d::TCPStore&>(*store).getPort();
-  stores.find_or_make(address.with_port(port), [&] { return store; });
+  stores.find_or_make(address.with_port(port), true, [&] { return store; });
   return port;
 }
 

@@ -20,13 +20,13 @@ using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
 std::string plan_of(const Variables& variables, const InitOptions& options = {},
-                    bool first = true) {
+                    bool has_sockets = true) {
   const auto environment = base::parse_environment([&](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
   });
   try {
-    const auto plan = distributed::plan_rendezvous(options, environment, first);
+    const auto plan = distributed::plan_rendezvous(options, environment, has_sockets);
     using Means = distributed::Plan::Means;
     return fmt::format("{} of {} {}", plan.rank, plan.size,
                        plan.means == Means::alone       ? "alone"
@@ -243,6 +243,24 @@ TEST(Plan, ProcessesAreReplacedOnlyInAWorldThatReconfigures) {
   }
   EXPECT_EQ(plan_of(launched, {.init_method = "file:///x", .world_size = 1, .rank = 0}),
             "0 of 1 elsewhere");
+}
+
+TEST(Plan, KnowsTheLaunchersStoreByItsAddress) {
+  const auto environment = base::parse_environment([](const char* name) -> const char* {
+    static const Variables agent{{"RANK", "0"},
+                                 {"WORLD_SIZE", "2"},
+                                 {"MASTER_ADDR", "node0"},
+                                 {"MASTER_PORT", "4711"},
+                                 {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+    const auto found = agent.find(name);
+    return found == agent.end() ? nullptr : found->second.c_str();
+  });
+  const auto serves = [&](const char* method) {
+    return distributed::plan_rendezvous({.init_method = method}, environment, false).serve;
+  };
+  EXPECT_FALSE(serves("env://"));
+  EXPECT_FALSE(serves("tcp://node0:4711"));
+  EXPECT_TRUE(serves("tcp://node0:4712"));
 }
 
 TEST(Plan, RejectsRanksThatPacelineRunDidNotStart) {

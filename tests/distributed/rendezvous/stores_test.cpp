@@ -110,6 +110,16 @@ TEST_F(Rendezvous, SilentListenerTimesOutAndBlamesRankZero) {
               AllOf(StartsWith("PeerError(): "), HasSubstr("which the launcher serves")));
 }
 
+// As programs do that set them in code.
+TEST_F(Rendezvous, ReadsVariablesThatAreSetLate) {
+  const auto ends = test::run_process_ranks(1, [&](int, shm::BootstrapSockets) {
+    EXPECT_EQ(get_rank(), 0);
+    test::set_variables({{"RANK", "1"}, {"WORLD_SIZE", "2"}});
+    return failure_to_join({.timeout = kTimeout});
+  });
+  EXPECT_THAT(ends[0].report, AllOf(StartsWith("UsageError: "), HasSubstr("MASTER_ADDR")));
+}
+
 TEST_F(Rendezvous, MissingServerTimesOutAndBlamesRankZero) {
   EXPECT_THAT(failure_alone(rank_1_of_2(Port().method())),
               AllOf(StartsWith("PeerError(0): the rendezvous at 127.0.0.1:"),
