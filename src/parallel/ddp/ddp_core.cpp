@@ -201,20 +201,20 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   const int ranks = get_world_size(options_.process_group);
   check_logical_ranks(options, model_, ranks);
   for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
-  ddp::Recording recording{ddp::next_model_number(), base::environment().timeline.has_value() ||
-                                                         trace::Timeline::current() != nullptr};
-  bool measures = false;
+  const bool has_timeline =
+      base::environment().timeline.has_value() || trace::Timeline::current() != nullptr;
+  ddp::Recording recording{ddp::next_model_number()};
   // One rank alone trains like several, so that it fails where they would.
   if (ranks > 1 && options.init_sync) {
+    recording.measures = has_timeline && parameters.front().tensor.is_cpu();
     recording = ddp::check_same_model(model_, options_, recording);
-    measures = recording.any && parameters.front().tensor.is_cpu();
     broadcast_all(0);
   }
   for (const auto& parameter : model_.parameters()) wrapped_.push_back(parameter.tensor);
   start_recording(options_.process_group);
   reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_,
                                             recording.number);
-  if (measures) reducer_->measure_reductions();
+  if (recording.measures) reducer_->measure_reductions();
   logical_ranks_ =
       std::make_shared<LogicalRanksCore>(*reducer_, options_.logical_ranks, options_.process_group,
                                          buffers_, parameters.front().tensor.device());

@@ -199,9 +199,12 @@ void GradientBuckets::begin_leaf(int leaf) {
   leaf_ = leaf;
   leaf_weight_ = 1;
   if (count_leaves() == 1) return;
+  // An average of the sum of an earlier step is that sum, but it must count only once in a sum.
+  const bool counts = options_.average != Average::sum ||
+                      leaves_.range(get_rank(options_.process_group)).first + leaf == 0;
   for (std::size_t i = 0; i < initial_.size(); ++i) {
     parameters_[i].tensor.mutable_grad() =
-        initial_[i].defined() ? initial_[i].clone() : at::Tensor();
+        counts && initial_[i].defined() ? initial_[i].clone() : at::Tensor();
   }
 }
 

@@ -24,6 +24,8 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, const std::vector<N
     : options_(options),
       claim_(parameters),
       parameters_(parameters),
+      earlier_sums_(parameters_,
+                    options.average == Average::sum && get_rank(options.process_group) > 0),
       delayed_(parameters_, options),
       recorder_(parameters_.front().tensor.device(), model),
       summarizer_(parameters_, frozen, options),
@@ -54,6 +56,7 @@ void Reducer::measure_reductions() {
 
 void Reducer::before_forward(bool synchronise, bool requires_backward, bool later) {
   called_ = true;
+  if (requires_backward && (synchronise || later)) check_process();
   if (in_backward_ || bucket_reducer().in_step()) {
     if (in_leaves_) {
       throw UsageError(
@@ -99,8 +102,9 @@ void Reducer::abort_step() {
 
 void Reducer::reorder_if_due() {
   if (!std::exchange(reorder_due_, false)) return;
-  parallel::with_error_context("putting its buckets in order, once, before the second step",
-                               [&] { buckets_.reorder(usage_.needs_exchange()); });
+  parallel::with_error_context("putting its buckets in order, once, before the second step", [&] {
+    earlier_sums_.keep([&] { buckets_.reorder(usage_.needs_exchange()); });
+  });
 }
 
 void Reducer::count_leaves() {
@@ -115,7 +119,7 @@ void Reducer::set_leaves(std::vector<shm::LeafRange> ranges) {
         "logical ranks cannot be assigned anew with static_graph: each may have a graph of its "
         "own");
   }
-  buckets_.set_leaves(std::move(ranges));
+  earlier_sums_.keep([&] { buckets_.set_leaves(std::move(ranges)); });
   leaf_ = 0;
   count_leaves();
 }
@@ -209,6 +213,10 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   usage_.note(index);
   for (const std::size_t i : delayed_.triggered_by(index))
     usage_.note(i);  // nothing else marks them
+  if (earlier_sums_.take(index)) {
+    const at::NoGradGuard no_grad;
+    parameters_[index].tensor.mutable_grad().copy_(incoming);
+  }
   if (!synchronise_) return count_local_backward();
   incoming_ = incoming;
   try {
@@ -290,7 +298,12 @@ void Reducer::begin_backward() {
   if (options_.static_graph && !graph().counting()) settle_never_used();
 }
 
+void Reducer::check_process() const {
+  distributed::check_not_forked(process_, "a step of DistributedDataParallel");
+}
+
 void Reducer::begin_step() {
+  check_process();
   const int differing = summarizer_.differing_leaf();
   if (differing > 0) {
     fail_leaf(differing,
@@ -356,6 +369,7 @@ void Reducer::finish_backward() {
     reduce_rest(left);
     recorder_.end_step(bucket_reducer());
     end_step();
+    earlier_sums_.note();
   } catch (...) {
     backward_ = -1;
     buckets_.detach_from_failed();
@@ -406,7 +420,12 @@ void Reducer::fail_missing(const Indices& missing) {
 void Reducer::reduce_rest(const Indices& missing) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> before;
-  for (const std::size_t i : missing) before.push_back(buckets_.kept_gradient(i));
+  for (const std::size_t i : missing) {
+    before.push_back(buckets_.kept_gradient(i));
+    if (!earlier_sums_.take(i)) continue;
+    before.back() = before.back().clone();
+    parameters_[i].tensor.mutable_grad().zero_();
+  }
   const auto skipped = buckets_.skip(usage_.unused_buckets(buckets_.plan()));
   for (const std::size_t i : missing) {
     const bool is_skipped =
@@ -454,7 +473,7 @@ void Reducer::end_step() {
 
 void Reducer::main_hook() {
   const at::NoGradGuard no_grad;
-  buckets_.detach();
+  earlier_sums_.keep([&] { buckets_.detach(); });
   if (weight_) weights_ = {*weight_};
   summarizer_.note_backward(leaf_);
   buckets_.begin_step(summarizer_.summarize(true), weights_, summarizer_.frozen_flags());

@@ -14,6 +14,7 @@
 #include <paceline/ddp_stats.h>
 
 #include "parallel/ddp/delayed_parameters.h"
+#include "parallel/ddp/earlier_sums.h"
 #include "parallel/ddp/gradient_buckets.h"
 #include "parallel/ddp/gradient_hooks.h"
 #include "parallel/ddp/model.h"
@@ -23,6 +24,7 @@
 #include "parallel/ddp/step_recorder.h"
 #include "parallel/ddp/step_summarizer.h"
 #include "parallel/ddp/usage_tracker.h"
+#include "shm/sync/fork_generation.h"
 
 namespace paceline::ddp {
 
@@ -114,6 +116,7 @@ class Reducer {
   void count_local_backward();
   void reduce_gradient(std::size_t index);
   void check_backward() const;
+  void check_process() const;
   StaticGraph& graph() { return graphs_[static_cast<std::size_t>(leaf_)]; }
   void reorder_if_due();
   void count_leaves();
@@ -140,8 +143,10 @@ class Reducer {
   void warn_never_called() noexcept;
 
   DdpOptions options_;
+  shm::OwningProcess process_;
   ParameterClaim claim_;
   std::vector<NamedTensor> parameters_;
+  EarlierSums earlier_sums_;
   DelayedParameters delayed_;
   StepRecorder recorder_;
   StepSummarizer summarizer_;

@@ -16,6 +16,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "base/printable.h"
 #include "distributed/intraop_threads.h"
 #include "distributed/process_state.h"
 #include "parallel/sync_batch_norm/normalize.h"
@@ -28,7 +29,8 @@ std::string join(at::IntArrayRef numbers) {
   return fmt::format("[{}]", fmt::join(numbers.begin(), numbers.end(), ", "));
 }
 
-std::string describe(const std::string& name, const at::Tensor& tensor, const char* kind) {
+std::string describe(const std::string& full_name, const at::Tensor& tensor, const char* kind) {
+  const std::string name = base::printable_line(full_name);
   if (!tensor.defined()) return fmt::format("{}, an undefined {}", name, kind);
   std::string text = fmt::format("{}, a {} of shape {} and type {}", name, kind,
                                  join(tensor.sizes()), c10::toString(tensor.scalar_type()));
@@ -57,11 +59,13 @@ std::string describe(Average average) {
 // Options that ranks must give alike, a line each.
 std::vector<std::string> describe(const DdpOptions& options) {
   const auto line = [](const char* name, const auto& value) {
-    return fmt::format("{} = {}", name, value);
+    return base::printable_line(fmt::format("{} = {}", name, value));
   };
   const auto list = [&](const char* name, const auto& values) {
     return line(name, fmt::format("{{{}}}", fmt::join(values, ", ")));
   };
+  const std::set<std::string> triggers(options.all_reduce_trigger_params.begin(),
+                                       options.all_reduce_trigger_params.end());
   return {describe_logical_ranks(options.logical_ranks),
           describe(options.average),
           line("broadcast_buffers", options.broadcast_buffers),
@@ -71,7 +75,7 @@ std::vector<std::string> describe(const DdpOptions& options) {
           line("find_unused_parameters", options.find_unused_parameters),
           line("static_graph", options.static_graph),
           line("skip_all_reduce_unused_params", options.skip_all_reduce_unused_params),
-          list("all_reduce_trigger_params", options.all_reduce_trigger_params),
+          list("all_reduce_trigger_params", triggers),
           list("delay_all_reduce_named_params", options.delay_all_reduce_named_params),
           line("param_to_hook_all_reduce", options.param_to_hook_all_reduce),
           line("zero_copy", options.zero_copy),
@@ -229,7 +233,7 @@ Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
   const std::vector<std::string> option_lines = describe(options);
   const std::size_t count = option_lines.size();
   const std::string own =
-      fmt::format("{}{}\n{}\n{}", recording.any ? '+' : '-', recording.number,
+      fmt::format("{}{}\n{}\n{}", recording.measures ? '+' : '-', recording.number,
                   fmt::join(option_lines, "\n"), fmt::join(describe(model), "\n"));
   auto texts = parallel::with_error_context(
       "comparing the ranks' models; construct it on all ranks of its group",
@@ -237,7 +241,7 @@ Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
   Recording agreed = recording;
   for (std::string& text : texts) {
     const std::size_t end = text.find('\n');
-    agreed.any |= text.front() == '+';
+    agreed.measures |= text.front() == '+';
     agreed.number = std::max<std::uint64_t>(agreed.number, std::stoull(text.substr(1, end)));
     text.erase(0, end + 1);
   }

@@ -61,13 +61,14 @@ std::string option_difference(const std::string& first, const std::string& other
 // Of a model in timelines.
 struct Recording {
   std::uint64_t number = 0;
-  bool any = false;  // whether a rank has a timeline
+  bool measures =
+      false;  // what reductions cost: if a rank has a timeline, and its model on the CPU
 };
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients, or if options differ that ranks must
 // give alike. Collective. Returns the highest number that a rank has, as a process that took a lost
-// one's place has wrapped fewer models, and whether any rank has a timeline.
+// one's place has wrapped fewer models, and whether any rank measures.
 Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
                            const Recording& recording);
 

@@ -132,6 +132,89 @@ TEST(DdpAverage, RejectsAStepWithoutSetSamples) {
 using DdpAverageBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, DdpAverageBackends, test::backends_and_nodes(), test::CaseName());
 
+// The gradient of each weight of both layers is the factor of the loss.
+struct SmallAndLarge : torch::nn::Module {
+  torch::nn::Linear small =
+      register_module("small", torch::nn::Linear(torch::nn::LinearOptions(8, 1).bias(false)));
+  torch::nn::Linear large =
+      register_module("large", torch::nn::Linear(torch::nn::LinearOptions(40'000, 1).bias(false)));
+  torch::nn::Embedding table = register_module(
+      "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)));
+  at::Tensor forward(bool uses_large) {
+    at::Tensor out = small(torch::ones({1, 8})).sum() + table(torch::tensor({1})).sum();
+    return uses_large ? out + large(torch::ones({1, 40'000})).sum() : out;
+  }
+  // Throws if the elements of a gradient differ.
+  std::vector<double> gradients() const {
+    std::vector<double> result;
+    for (const at::Tensor& grad :
+         {small->weight.grad(), large->weight.grad(), table->weight.grad().to_dense()[1]}) {
+      if (!grad.eq(grad.flatten()[0]).all().item<bool>()) throw std::runtime_error("not equal");
+      result.push_back(grad.flatten()[0].item<double>());
+    }
+    return result;
+  }
+};
+
+// What .grad has from an earlier step is on all ranks, and must not be added up again.
+TEST_P(DdpAverageBackends, SumsOfSeveralStepsAccumulate) {
+  for (DdpOptions options : {DdpOptions{},
+                             {.find_unused_parameters = true},
+                             {.gradient_as_bucket_view = false},
+                             {.zero_copy = false}}) {
+    options.average = Average::sum;
+    expect_torch_ranks(3, GetParam(), [&](int rank, int) {
+      constexpr double kSum = 1 + 2 + 3;  // of the factors
+      const auto net = std::make_shared<SmallAndLarge>();
+      DistributedDataParallel model(net, options);
+      const auto train = [&](bool uses_large = true) {
+        (model(uses_large) * (rank + 1)).backward();
+      };
+      train();
+      EXPECT_THAT(net->gradients(), ::testing::Each(kSum));
+      train();
+      EXPECT_THAT(net->gradients(), ::testing::Each(2 * kSum));
+      {
+        const auto guard = model.no_sync();
+        train();
+      }
+      train();
+      EXPECT_THAT(net->gradients(), ::testing::Each(4 * kSum));
+      const at::Tensor out = model(true) * (rank + 1);  // one forward, two backwards
+      out.backward({}, true);
+      out.backward();
+      EXPECT_THAT(net->gradients(), ::testing::Each(6 * kSum));
+      if (options.find_unused_parameters) {
+        train(rank > 0);
+        EXPECT_THAT(net->gradients(), ::testing::ElementsAre(7 * kSum, 7 * kSum - 1, 7 * kSum));
+        train(false);
+        EXPECT_THAT(net->gradients(), ::testing::ElementsAre(8 * kSum, 7 * kSum - 1, 8 * kSum));
+        train();
+        EXPECT_THAT(net->gradients(), ::testing::ElementsAre(9 * kSum, 8 * kSum - 1, 9 * kSum));
+      }
+      net->zero_grad();
+      train();
+      EXPECT_THAT(net->gradients(), ::testing::Each(kSum));
+      net->zero_grad(false);
+      train();
+      EXPECT_THAT(net->gradients(), ::testing::Each(kSum));
+    });
+  }
+}
+
+TEST_P(DdpAverageBackends, SumsOfSeveralStepsOfLogicalRanksAccumulate) {
+  expect_torch_ranks(2, GetParam(), [&](int, int) {
+    for (const int leaves : {2, 4}) {
+      const auto net = std::make_shared<SmallAndLarge>();
+      DistributedDataParallel model(net, {.average = Average::sum, .logical_ranks = leaves});
+      for (int step = 1; step <= 3; ++step) {
+        for (const int rank : model.logical_ranks()) (model(true) * (rank + 1)).backward();
+        EXPECT_THAT(net->gradients(), ::testing::Each(step * leaves * (leaves + 1) / 2.0));
+      }
+    }
+  });
+}
+
 TEST_P(DdpAverageBackends, IgnoresTheGradientOfARankWithoutSamples) {
   expect_torch_ranks(2, GetParam(), [](int rank, int) {
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 2).sparse(true));

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <limits>
 #include <memory>
@@ -41,6 +43,37 @@ using torch::Tensor;
 
 using WrappingBackends = test::BackendTest;
 INSTANTIATE_TEST_SUITE_P(, WrappingBackends, ::testing::ValuesIn(backends()), test::CaseName());
+
+// A backend of LibTorch would wait for threads that the child does not have.
+TEST_P(WrappingBackends, AForkedChildCannotTrainTheModel) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kFloat));
+    const auto train = [&] {
+      const auto x = batch_of(rank, 0, at::kFloat);
+      loss_of(model(x), x).backward();
+    };
+    if (rank == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::alarm(30);
+        const auto is_refused = [](auto call) {
+          try {
+            call();
+            return false;
+          } catch (const UsageError& error) {
+            return std::string(error.what()).find("in a forked child") != std::string::npos;
+          }
+        };
+        const auto wrap = [] { const DistributedDataParallel other(make_net(at::kFloat)); };
+        ::_exit(is_refused(wrap) && is_refused(train) ? 0 : 1);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+    }
+    train();
+  });
+}
 
 TEST_P(WrappingBackends, NamesTheFirstDifferenceOfModels) {
   const std::string& backend = GetParam();
