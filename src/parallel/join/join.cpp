@@ -125,11 +125,6 @@ void join(const std::vector<std::reference_wrapper<Joinable>>& joinables,
     }
   }
   if (!options.enable) return body();
-  if (get_world_size(joinables.front().get().join_process_group()) == 1) {
-    body();
-    for (Joinable& one : joinables) one.post_hook(0);
-    return;
-  }
   detail::JoinContext context(joinables, options);
   body();
   context.run_main_hooks();
