@@ -141,10 +141,9 @@ JobResult Job::run() {
   error_memories_ = make_error_memories(ranks);
   if (spec_.max_replacements > 0) replaced_error_memories_ = make_error_memories(ranks);
   if (!directory_.problem().empty() && spec_.warn) {
-    spec_.warn(
-        fmt::format("{}; the errors of ranks are kept in memory (TMPDIR names a directory "
-                    "for them)",
-                    directory_.problem()));
+    spec_.warn(fmt::format("{}; the errors of ranks are {} (TMPDIR names a directory for them)",
+                           directory_.problem(),
+                           error_memories_.front() ? "kept in memory" : "not reported"));
   }
   {
     // Only the workers may hold these ends: a hang-up has to report their end.

@@ -271,7 +271,8 @@ void Coordinator::handle_leave(Node& node, int signal) {
 }
 
 bool Coordinator::awaits_end() const {
-  return phase_ == Phase::running && (stopping_ || asks_for_end(signal_));
+  const auto ends = [](const auto& passed_on) { return asks_for_end(passed_on.first); };
+  return phase_ == Phase::running && (stopping_ || std::ranges::any_of(signals_, ends));
 }
 
 // A launcher that is suspended, or waits for a file system, would have all others wait for the end

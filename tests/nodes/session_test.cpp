@@ -181,13 +181,33 @@ TEST_F(Session, NamesALauncherThatDoesNotAnswer) {
                                  "0.3 s; is it suspended?"));
 }
 
+// The first one asked for something else.
+TEST_F(Session, NamesALauncherThatDoesNotAnswerAfterTheSecondSignal) {
+  auto first = options(0, 2);
+  first.rules.answer_limit = 300ms;
+  std::atomic<bool> over = false;
+  const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
+    session.await_start();
+    if (node == 1) {
+      over.wait(false);
+      return std::string();
+    }
+    for (const int signal : {SIGUSR1, SIGTERM}) session.report_signal(signal);
+    const Verdict verdict = session.await_verdict(ended(1, SIGTERM, true));
+    over = true;
+    over.notify_one();
+    return verdict.report;
+  });
+  EXPECT_THAT(ends[0], HasSubstr("its launcher has not answered for 0.3 s; is it suspended?"));
+}
+
 TEST_F(Session, WaitsForALauncherThatAnswersWhileItsProcessesEnd) {
   auto first = options(0, 2);
-  first.rules.answer_limit = 1s;  // a busy machine may take some of it for an answer
+  first.rules.answer_limit = 2s;  // a busy machine may take some of it for an answer
   const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
     session.await_start();
     if (node == 0) session.report_failure({});
-    const auto end = Deadline::after(2500ms);  // the time that has to pass
+    const auto end = Deadline::after(5s);  // the time that has to pass
     while (node == 1 && !end.expired()) serve(session);
     return session.await_verdict(node == 0 ? ended(1, kExit3) : ended(2, SIGTERM, true)).report;
   });
