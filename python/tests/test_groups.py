@@ -67,6 +67,16 @@ def group_with_options(staging_bytes: int) -> tuple[list[tuple[int, int]], torch
     return [(one.staging_bytes, one.single_copy_bytes) for one in of_groups], tensor, part
 
 
+def group_with_other_options() -> str:
+    import paceline
+
+    try:
+        dist.new_group(pg_options={"staging_bytes": 1})  # type: ignore[arg-type]
+    except paceline.UsageError as error:
+        return str(error)
+    return "no error"
+
+
 def reduce_in_allocated_memory() -> tuple[torch.Tensor, torch.Tensor]:
     backend, cpu = backend_of(), torch.device("cpu")
     assert backend.supports_tensor_alloc(cpu)
@@ -109,6 +119,10 @@ class Groups(ranks.Case):
                 self.assertEqual(options, [(staging_bytes, 1 << 16)] * 2)
                 self.assert_same(tensor, torch.arange(1_000_000.0) * 3)
                 self.assert_same(part, torch.full((100_000,), float(rank)))
+
+    def test_other_options_are_refused(self) -> None:
+        for error in ranks.run(group_with_other_options, self.backend, 2):
+            self.assertIn("pg_options is {'staging_bytes': 1}; expected paceline.Options", error)
 
     def test_memory_that_the_backend_allocates(self) -> None:
         for size in ranks.SIZES:

@@ -40,6 +40,8 @@ def _create(options: _c10d._DistributedBackendOptions,
 
     With "cpu:paceline,cuda:nccl" the options may be another backend's, which are ignored.
     """
+    if backend_options is not None and not isinstance(backend_options, _c10d.Backend.Options):
+        raise UsageError(f"pg_options is {backend_options!r}; expected paceline.Options, or options of another backend")
     if not isinstance(backend_options, Options):
         backend_options = Options()
     backend = _C.create(
