@@ -242,11 +242,12 @@ TEST_P(GroupsBackends, AllocateRegisteredTensors) {
     EXPECT_TRUE(t.eq(1).all().item<bool>());
     EXPECT_EQ(allocate_tensor({0}).numel(), 0);
     const auto format = torch::requires_grad().memory_format(at::MemoryFormat::ChannelsLast);
-    const at::Tensor leaf = allocate_tensor({2, 3, 4, 5}, format);
+    at::Tensor leaf = allocate_tensor({2, 3, 4, 5}, format);
     EXPECT_TRUE(leaf.is_leaf() && leaf.requires_grad());
     EXPECT_TRUE(leaf.is_contiguous(at::MemoryFormat::ChannelsLast));
     EXPECT_THROW(static_cast<void>(allocate_tensor({-1})), std::exception);
     t.reset();
+    leaf.reset();
     EXPECT_EQ(allocated(), before);
   });
 }
