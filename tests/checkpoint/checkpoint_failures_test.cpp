@@ -97,7 +97,8 @@ TEST_F(CheckpointFailures, AnOldOneThatIsProtectedKeepsItsName) {
     fs::permissions(old, fs::perms::owner_read | fs::perms::owner_exec);
     constexpr uid_t kNobody = 65534;
     if (::geteuid() == 0) {
-      fs::permissions(path().parent_path(), fs::perms::others_exec, fs::perm_options::add);
+      fs::permissions(path().parent_path(), fs::perms::group_exec | fs::perms::others_exec,
+                      fs::perm_options::add);
       EXPECT_EQ(::chown(old.c_str(), kNobody, -1), 0);
       EXPECT_EQ(::chown(path().c_str(), kNobody, -1), 0);
       ASSERT_EQ(::seteuid(kNobody), 0);
