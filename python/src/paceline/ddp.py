@@ -366,7 +366,7 @@ class DistributedDataParallel(_TorchDDP):
 
 
 def _refused(given: dict[str, Any]) -> list[str]:
-    """Those of these arguments that are set and in _REFUSED."""
+    """The names of the arguments in `given` that are set and in _REFUSED."""
     return [name for name, value in given.items()
             if name in _REFUSED and value is not None and value is not False and value != []]
 

@@ -163,7 +163,7 @@ void HookBucketReducer::finish() {
     open_[b].result.reset();
   }
   // Not earlier: callbacks of the futures may have made calls until here, and other backends match
-  // calls of a group by their order, also those of `control`.
+  // calls of a group by their order, also the calls of `control`.
   if (!backend_) control_->publish(0);
   control_->finish();
   waits_ = {{.bucket = -1, .rank = -1, .begin = begin, .end = std::chrono::steady_clock::now()}};

@@ -103,7 +103,7 @@ Membership join_as_member(base::UniqueFd socket, pid_t rank_0, const Hello& hell
   Membership result;
   result.memory = std::move(packet.fds.front());
   result.own_liveness = std::move(own.write_end);
-  // In another namespace these numbers are those of other processes.
+  // In another namespace these numbers mean other processes.
   const bool visible = welcome->pid_namespace == pid_namespace();
   for (std::size_t i = 0; i < welcome->pids.size(); ++i) {
     Peer peer;
