@@ -52,12 +52,12 @@ std::string parse_failure(const std::map<std::string, std::string>& variables) {
 
 TEST(Environment, IsReadAgainOnRequest) {
   const Environment& before = environment();
-  const Environment copy = before;
+  const std::optional<int> count = before.restart_count;
   ASSERT_EQ(::setenv("TORCHELASTIC_RESTART_COUNT", "7", 1), 0);
   EXPECT_NE(environment().restart_count, 7);
   EXPECT_EQ(refresh_environment().restart_count, 7);
   EXPECT_EQ(&environment(), &refresh_environment());
-  EXPECT_EQ(before, copy);
+  EXPECT_EQ(before.restart_count, count);
   ::unsetenv("TORCHELASTIC_RESTART_COUNT");
   refresh_environment();
 }
