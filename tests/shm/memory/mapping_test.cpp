@@ -20,7 +20,7 @@
 namespace paceline::shm {
 namespace {
 
-constexpr std::size_t kSize = std::size_t{64} << 20;
+constexpr std::size_t kRegionSize = std::size_t{64} << 20;
 
 // The flags of a mapping in /proc/self/smaps, each after a space; empty if the system has none.
 std::string flags_of(const std::byte* begin) {
@@ -37,7 +37,7 @@ std::string flags_of(const std::byte* begin) {
 
 // A dump would allocate every page.
 TEST(Mapping, IsNotPartOfACoreDump) {
-  const Mapping mapping(Mapping::create_memory(kSize));
+  const Mapping mapping(Mapping::create_memory(kRegionSize));
   const std::string flags = flags_of(mapping.data());
   if (flags.empty()) GTEST_SKIP() << "no flags in /proc/self/smaps";
   EXPECT_NE(flags.find(" dd"), std::string::npos) << flags;
@@ -53,7 +53,7 @@ bool holds_in_child(const std::function<bool()>& holds) {
 }
 
 TEST(Mapping, IsNotAllocatedInAProcessThatLocksItsMemory) {
-  const base::UniqueFd memory = Mapping::create_memory(kSize);
+  const base::UniqueFd memory = Mapping::create_memory(kRegionSize);
   const auto kilobytes = [&] {
     struct stat status {};
     EXPECT_EQ(::fstat(memory.get(), &status), 0);
@@ -79,20 +79,20 @@ TEST(Mapping, IsNotAllocatedInAProcessThatLocksItsMemory) {
 }
 
 TEST(Mapping, WhatAForkedChildWritesIsItsOwn) {
-  const Mapping mapping(Mapping::create_memory(kSize));
+  const Mapping mapping(Mapping::create_memory(kRegionSize));
   std::byte* const data = mapping.data();
   data[0] = std::byte{1};
   EXPECT_TRUE(holds_in_child([&] {
-    const bool sees_the_parents = data[0] == std::byte{1} && data[kSize - 1] == std::byte{0};
-    data[0] = data[kSize - 1] = std::byte{2};
+    const bool sees_the_parents = data[0] == std::byte{1} && data[kRegionSize - 1] == std::byte{0};
+    data[0] = data[kRegionSize - 1] = std::byte{2};
     return sees_the_parents && data[0] == std::byte{2};
   }));
   EXPECT_EQ(data[0], std::byte{1});
-  EXPECT_EQ(data[kSize - 1], std::byte{0});
+  EXPECT_EQ(data[kRegionSize - 1], std::byte{0});
 }
 
 TEST(Mapping, AChildOfAForkedChildHasWhatThatHasWritten) {
-  const Mapping mapping(Mapping::create_memory(kSize));
+  const Mapping mapping(Mapping::create_memory(kRegionSize));
   std::byte* const data = mapping.data();
   EXPECT_TRUE(holds_in_child([&] {
     data[0] = std::byte{1};
@@ -107,20 +107,20 @@ TEST(Mapping, AChildOfAForkedChildHasWhatThatHasWritten) {
 }
 
 TEST(Mapping, IsNotPartOfAForkedChildsCoreDump) {
-  const Mapping mapping(Mapping::create_memory(kSize));
+  const Mapping mapping(Mapping::create_memory(kRegionSize));
   if (flags_of(mapping.data()).empty()) GTEST_SKIP() << "no flags in /proc/self/smaps";
   EXPECT_TRUE(
       holds_in_child([&] { return flags_of(mapping.data()).find(" dd") != std::string::npos; }));
 }
 
 TEST(Mapping, MayBeMadeAndEndWhileAnotherThreadForks) {
-  const Mapping mapping(Mapping::create_memory(kSize));
+  const Mapping mapping(Mapping::create_memory(kRegionSize));
   std::atomic<bool> over = false;
   std::thread other([&] {
     while (!over) {
-      const Mapping first(Mapping::create_memory(kSize));
-      const Mapping second(Mapping::create_memory(2 * kSize));
-      first.data()[0] = second.data()[2 * kSize - 1] = std::byte{1};
+      const Mapping first(Mapping::create_memory(kRegionSize));
+      const Mapping second(Mapping::create_memory(2 * kRegionSize));
+      first.data()[0] = second.data()[2 * kRegionSize - 1] = std::byte{1};
     }
   });
   for (int i = 0; i < 50; ++i) {
