@@ -72,10 +72,11 @@ class Job:
         checks = ["-bugprone-suspicious-include"] if self.together else []
         if source_of(entries[0]).parts[0] not in ("src", "apps"):
             checks.append("-clang-analyzer-*")
-        # The compile commands are GCC's and name warnings that Clang does not have.
+        # The compile commands are GCC's and name warnings that Clang does not have. Warnings in files
+        # that are read as one would count as those of headers, which are not shown; errors are.
         self.command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
                         f"--checks={','.join(checks)}", str(source), "--", *itertools.chain(*options),
-                        "-Wno-unknown-warning-option"]
+                        "-Werror", "-Wno-unknown-warning-option"]
         files = set().union(*(check_layers.closure(ROOT, source_of(entry)) for entry in entries))
         key = hashlib.sha256(repr((version, self.text, self.command)).encode())
         for file in [ROOT / ".clang-tidy", *sorted(files)]:

@@ -19,17 +19,17 @@
 namespace paceline::shm {
 namespace {
 
-constexpr std::chrono::seconds kTimeout{5};
+constexpr std::chrono::seconds kWaitLimit{5};
 
-// Rank 0 waits with kTimeout for what rank 1 does only once rank 0 has been stopped for longer and
-// has had time to fail. `sleepers` counts its threads that wait. Neither may throw.
+// Rank 0 waits with kWaitLimit for what rank 1 does only once rank 0 has been stopped for longer
+// and has had time to fail. `sleepers` counts its threads that wait. Neither may throw.
 void expect_success(const std::function<Word&(Region& region)>& sleepers,
                     const std::function<void(const std::shared_ptr<Region>& region)>& meet) {
   test::expect_process_ranks(2, [&](int rank, BootstrapSockets sockets) {
-    const auto region = Region::create(std::move(sockets), rank, 2, test::small_region(kTimeout));
+    const auto region = Region::create(std::move(sockets), rank, 2, test::small_region(kWaitLimit));
     if (rank == 1) {
       const pid_t other = region->peers().membership()->peers[0].pid;
-      const auto deadline = base::Deadline::after(kTimeout + std::chrono::seconds(1));
+      const auto deadline = base::Deadline::after(kWaitLimit + std::chrono::seconds(1));
       EXPECT_TRUE(test::eventually([&] { return sleepers(*region) != 0; }));
       ::kill(other, SIGSTOP);
       // The input of this test: rank 0's deadline must pass while it is stopped. Were the sleep too
@@ -55,7 +55,7 @@ TEST(StopDetector, MessagesWaitForRanksThatWereStoppedToo) {
         Mailbox mailbox(region);
         test::Requests requests(mailbox);
         std::vector<int> data(3, region->rank());
-        region->rank() == 0 ? requests.receive(data, 1, 0, kTimeout) : requests.send(data, 0);
+        region->rank() == 0 ? requests.receive(data, 1, 0, kWaitLimit) : requests.send(data, 0);
         requests.wait();
         EXPECT_EQ(data, std::vector<int>(3, 1));
         Group(region).barrier();
