@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <iterator>
 #include <optional>
@@ -119,6 +120,25 @@ TEST(World, StoresOfEarlierWorldsEnd) {
         EXPECT_LE(open(), after_three + 2);
       }
     }
+  });
+}
+
+TEST(World, AStoreThatIsUsedAgainIsNewerThanThoseBetween) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    destroy_process_group();
+    const auto form = [](int port) {
+      const World world = init_process_group(
+          {.init_method = fmt::format("tcp://127.0.0.1:{}", port), .world_size = 1, .rank = 0});
+    };
+    const int again = free_port();
+    form(again);
+    form(free_port());
+    form(again);
+    form(free_port());
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(again);
+    options.timeout = std::chrono::seconds(1);
+    EXPECT_NO_THROW(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options));
   });
 }
 

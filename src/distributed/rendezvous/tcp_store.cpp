@@ -59,7 +59,10 @@ class ServedStores {
     const auto found = std::ranges::find_if(stores_, [&](const Served& one) {
       return one.process == ::getpid() && one.address == place;
     });
-    if (found != stores_.end()) return found->store;
+    if (found != stores_.end()) {
+      std::rotate(found, found + 1, stores_.end());
+      return stores_.back().store;
+    }
     stores_.push_back({::getpid(), place, is_chosen, make()});
     StorePtr made = stores_.back().store;
     drop_old();
@@ -86,7 +89,7 @@ class ServedStores {
   }
 
   std::mutex mutex_;
-  std::vector<Served> stores_;  // in the order in which they were made
+  std::vector<Served> stores_;  // in the order of their last use
 };
 
 // A cluster may know the name of a machine only a while after it has started.

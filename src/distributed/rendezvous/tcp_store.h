@@ -10,7 +10,7 @@
 namespace paceline::distributed {
 
 // The store at the plan's address; its server too if the plan says so. A process has one server at
-// an address, which it keeps for later worlds there until it has served two others.
+// an address, which it keeps for later worlds there until it has served at two others.
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout);
 
 // Serves a store at a free port of an address of this machine, the same one each time, and returns
