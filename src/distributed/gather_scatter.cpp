@@ -4,6 +4,7 @@
 
 namespace paceline {
 
+using distributed::flat;
 using distributed::start;
 using distributed::Tensors;
 
@@ -35,8 +36,9 @@ static Work start_all_gather(const Tensors& tensors, const at::Tensor& tensor,
                              const AllGatherOptions& options, bool async) {
   return start(options.group, "all_gather", tensors, {tensor},
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
-                 std::vector<Tensors> outputs{to};
-                 return backend.allgather(outputs, from, {.asyncOp = async});
+                 std::vector<Tensors> outputs{flat(to)};
+                 Tensors inputs = flat(from);
+                 return backend.allgather(outputs, inputs, {.asyncOp = async});
                });
 }
 void all_gather(const Tensors& tensors, const at::Tensor& tensor, const AllGatherOptions& options) {
@@ -70,8 +72,9 @@ static Work start_gather(const at::Tensor& tensor, const Tensors& list,
   return start(options.group, "gather", list, {tensor},
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  const int root = distributed::group_rank_of(options.group, options.dst);
-                 auto outputs = as_lists(to);
-                 return backend.gather(outputs, from, {.rootRank = root, .asyncOp = async});
+                 auto outputs = as_lists(flat(to));
+                 Tensors inputs = flat(from);
+                 return backend.gather(outputs, inputs, {.rootRank = root, .asyncOp = async});
                });
 }
 void gather(const at::Tensor& tensor, const Tensors& gather_list, const GatherOptions& options) {
@@ -87,8 +90,9 @@ static Work start_scatter(const at::Tensor& tensor, const Tensors& list,
   return start(options.group, "scatter", {tensor}, list,
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
                  const int root = distributed::group_rank_of(options.group, options.src);
-                 auto inputs = as_lists(from);
-                 return backend.scatter(to, inputs, {.rootRank = root, .asyncOp = async});
+                 Tensors outputs = flat(to);
+                 auto inputs = as_lists(flat(from));
+                 return backend.scatter(outputs, inputs, {.rootRank = root, .asyncOp = async});
                });
 }
 void scatter(const at::Tensor& tensor, const Tensors& scatter_list, const ScatterOptions& options) {
@@ -103,7 +107,9 @@ static Work start_all_to_all(const Tensors& outputs, const Tensors& inputs,
                              const AllToAllOptions& options, bool async) {
   return start(options.group, "all_to_all", outputs, inputs,
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
-                 return backend.alltoall(to, from, {.asyncOp = async});
+                 Tensors flat_to = flat(to);
+                 Tensors flat_from = flat(from);
+                 return backend.alltoall(flat_to, flat_from, {.asyncOp = async});
                });
 }
 void all_to_all(const Tensors& outputs, const Tensors& inputs, const AllToAllOptions& options) {

@@ -7,6 +7,7 @@
 
 namespace paceline {
 
+using distributed::flat;
 using distributed::start;
 using distributed::Tensors;
 
@@ -53,8 +54,9 @@ static Work start_reduce_scatter(const at::Tensor& output, const Tensors& inputs
                                  const ReduceScatterOptions& options, bool async) {
   return start(options.group, "reduce_scatter", {output}, inputs,
                [&](c10d::Backend& backend, Tensors& to, Tensors& from) {
-                 std::vector<Tensors> lists{from};
-                 return backend.reduce_scatter(to, lists,
+                 Tensors outputs = flat(to);
+                 std::vector<Tensors> lists{flat(from)};
+                 return backend.reduce_scatter(outputs, lists,
                                                {.reduceOp = options.op, .asyncOp = async});
                });
 }

@@ -23,9 +23,12 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 // Null on ranks that are not members: their calls do nothing, as in PyTorch.
 BackendPtr backend_of(const ProcessGroup& group, c10::DeviceType device, const char* operation);
 c10::DeviceType device_of(const at::Tensor& tensor, const char* operation);
-// Backends treat strides differently, and some take only a concatenation or only a stack. So every
-// backend gets contiguous tensors, and flat ones in the single-tensor calls.
+// Backends treat strides differently, and some take only a concatenation or only a stack, or only
+// lists of one shape. So every backend gets contiguous tensors, and flat ones where only their
+// number of elements counts.
 Tensors contiguous(const Tensors& tensors);
+// Views of contiguous tensors.
+Tensors flat(const Tensors& tensors);
 
 // Throws UsageError if elements of an output overlap.
 void check_no_overlap(const at::Tensor& output, const char* operation);

@@ -71,6 +71,14 @@ Tensors contiguous(const Tensors& tensors) {
   return contiguous;
 }
 
+Tensors flat(const Tensors& tensors) {
+  Tensors flat;
+  for (const at::Tensor& tensor : tensors) {
+    flat.push_back(tensor.layout() == at::kStrided ? tensor.view({-1}) : tensor);
+  }
+  return flat;
+}
+
 }  // namespace distributed
 
 namespace {

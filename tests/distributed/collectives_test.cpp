@@ -86,6 +86,36 @@ TEST_P(CollectivesWorlds, AcceptListsAndNonContiguousTensors) {
   });
 }
 
+// Only the number of elements counts.
+TEST_P(CollectivesWorlds, AcceptListsOfOtherShapes) {
+  expect_torch_ranks(GetParam(), [](int rank, int size) {
+    std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> inputs;
+    for (int r = 0; r < size; ++r) {
+      outputs.push_back(r % 2 == 0 ? torch::zeros({2, 3}) : torch::zeros({6, 1}));
+      inputs.push_back(torch::full({3, r % 2 == 0 ? 2 : 1, r % 2 == 0 ? 1 : 2}, 1.0 * r));
+    }
+    const auto mine = torch::full({6}, 1.0 * rank);
+    const auto expect_numbers = [&] {
+      for (std::size_t r = 0; r < outputs.size(); ++r) {
+        EXPECT_TRUE(outputs[r].eq(static_cast<double>(r)).all().item<bool>()) << outputs[r];
+        outputs[r].zero_();
+      }
+    };
+    all_gather(outputs, mine);
+    expect_numbers();
+    gather(mine, rank == 0 ? outputs : std::vector<at::Tensor>());
+    if (rank == 0) expect_numbers();
+    auto part = torch::zeros({1, 6});
+    scatter(part, rank == 0 ? inputs : std::vector<at::Tensor>());
+    EXPECT_TRUE(part.eq(rank).all().item<bool>()) << part;
+    reduce_scatter(part, inputs);
+    EXPECT_TRUE(part.eq(rank * size).all().item<bool>()) << part;
+    all_to_all(outputs, inputs);
+    for (const auto& output : outputs) EXPECT_TRUE(output.eq(rank).all().item<bool>()) << output;
+  });
+}
+
 TEST_P(CollectivesWorlds, WithARootReachEveryRank) {
   expect_torch_ranks(GetParam(), [](int rank, int size) {
     for (int root = 0; root < size; ++root) {
