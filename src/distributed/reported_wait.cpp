@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/start_thread.h"
 #include "base/wait_report.h"
 #include "distributed/process_state.h"
 #include "distributed/store_calls.h"
@@ -130,7 +132,42 @@ bool is_of_nccl(const c10d::Work& work) {
   return std::string_view(typeid(work).name()).find("WorkNCCL") != std::string_view::npos;
 }
 
+// Ends when `message` does. The thread owns both, so they may outlive the program's Work.
+class MessageOnThread final : public c10d::Work {
+ public:
+  static c10::intrusive_ptr<c10d::Work> start(c10::intrusive_ptr<c10d::Work> message) {
+    auto work = c10::make_intrusive<MessageOnThread>(std::move(message));
+    base::start_thread([work] { work->run(); }).detach();
+    return work;
+  }
+  explicit MessageOnThread(c10::intrusive_ptr<c10d::Work> message)
+      : c10d::Work(-1, message->retrieveOpType()), message_(std::move(message)) {}
+
+  int sourceRank() const override { return message_->sourceRank(); }
+  std::uint64_t getSequencenumber() const override { return message_->getSequencenumber(); }
+  void abort() override { message_->abort(); }
+
+ private:
+  void run() {
+    try {
+      message_->wait();
+      finish();
+    } catch (const std::exception&) {
+      finish(std::current_exception());
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Work> message_;
+};
+
 }  // namespace
+
+c10::intrusive_ptr<c10d::Work> with_limited_wait(c10::intrusive_ptr<c10d::Work> work) {
+  const bool is_limited = !c10d::isP2POp(work->retrieveOpType()) || is_of_nccl(*work) ||
+                          dynamic_cast<SelfReportingWork*>(work.get()) != nullptr ||
+                          dynamic_cast<MessageOnThread*>(work.get()) != nullptr;
+  return is_limited ? work : MessageOnThread::start(std::move(work));
+}
 
 bool wait_within(c10d::Work& work, Milliseconds time) {
   const auto deadline = base::Deadline::after(time);

@@ -14,9 +14,14 @@ class SelfReportingWork : public c10d::Work {
   using c10d::Work::Work;
 };
 
-// Whether the work ends within the time, of which backends think differently: zero means for ever
-// to c10d, and some cannot wait for a limited time, but only until the end. Throws the work's
-// error.
+// The work, or one in its place for a message of Gloo: a wait for that with a time limit would
+// close every connection of its group at the limit, so the one in its place waits on a thread of
+// its own.
+c10::intrusive_ptr<c10d::Work> with_limited_wait(c10::intrusive_ptr<c10d::Work> work);
+
+// Whether the work, of with_limited_wait, ends within the time, of which backends think
+// differently: zero means for ever to c10d, and some cannot wait for a limited time, but only until
+// the end. Throws the work's error.
 bool wait_within(c10d::Work& work, std::chrono::milliseconds time);
 
 // Waits as work.wait() does. If another backend's collective takes long, the log says so: such a

@@ -119,6 +119,10 @@ void Work::write_back() {
 
 void Work::wait(std::chrono::milliseconds timeout) {
   translate("wait", [&] {
+    if (work_) {
+      work_ = distributed::with_limited_wait(
+          c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(&c10d_work(work_)));
+    }
     if (work_ && !distributed::wait_within(c10d_work(work_), timeout)) {
       throw Timeout(fmt::format("{} is not complete after {} s",
                                 c10d::opTypeToString(c10d_work(work_).retrieveOpType()),

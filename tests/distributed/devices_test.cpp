@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,26 @@ TEST(StagedBackend, PassesEveryCallOn) {
     staged.barrier({})->wait();
     EXPECT_EQ(staged.getSize(), size);
   });
+}
+
+// A time limit of Gloo's own would close the connections.
+TEST(StagedBackend, AMessageGoesOnAfterATimeLimit) {
+  for (const std::string& backend : test::backends()) {
+    test::expect_torch_ranks(2, backend, [](int rank, int) {
+      distributed::StagedBackend staged(ProcessGroup().c10d()->getBackend(c10::DeviceType::CPU));
+      std::vector<at::Tensor> tensors{at::full({2}, rank + 1.0)};
+      if (rank == 0) {
+        const auto work = staged.recv(tensors, 1, 0);
+        EXPECT_ANY_THROW(work->wait(std::chrono::milliseconds(20)));
+        barrier();
+        work->wait();
+        EXPECT_EQ(tensors[0][0].item<float>(), 2);
+      } else {
+        barrier();
+        staged.send(tensors, 0, 0)->wait();
+      }
+    });
+  }
 }
 
 }  // namespace

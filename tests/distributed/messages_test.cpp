@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -21,6 +22,7 @@
 namespace paceline {
 namespace {
 
+using namespace std::chrono_literals;
 using test::expect_torch_ranks;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -112,6 +114,30 @@ TEST_P(MessagesWorldsUpTo5, MayComeFromAnyRankOfAGroup) {
       }
     }
     barrier();
+  });
+}
+
+using MessagesBackends = test::BackendTest;
+INSTANTIATE_TEST_SUITE_P(, MessagesBackends, test::backends_and_nodes(), test::CaseName());
+
+TEST_P(MessagesBackends, GoOnAfterAWaitThatTimedOut) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    auto t = torch::full({3, 2}, static_cast<float>(rank));
+    const auto column = t.select(1, 0);
+    if (rank == 0) {
+      Work work = recv_async(column, {.src = 1});
+      for (int i = 0; i < 2; ++i) EXPECT_THROW(work.wait(20ms), Timeout);
+      EXPECT_FALSE(work.is_completed());
+      barrier();
+      work.wait(1min);
+      EXPECT_TRUE(work.is_completed());
+      EXPECT_EQ(work.source_rank(), 1);
+      EXPECT_TRUE(column.eq(1).all().item<bool>());
+    } else {
+      barrier();
+      send(column, 0);
+    }
+    all_reduce(t);
   });
 }
 

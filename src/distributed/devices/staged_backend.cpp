@@ -67,7 +67,12 @@ class StagedWork final : public SelfReportingWork {
   Tensors result() override { return outputs_; }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    if (!host_->wait(timeout)) return false;
+    if (timeout == kNoTimeout) {
+      if (!host_->wait()) return false;
+    } else {
+      host_ = with_limited_wait(host_);
+      TORCH_CHECK(wait_within(*host_, timeout), "the call took longer than the time limit");
+    }
     put_back();
     // A callback of the future may have put the results back, on another stream.
     const std::lock_guard lock(mutex_);
