@@ -377,10 +377,8 @@ Group::Exchange::Exchange(Group& group, const RankSet& peers, const Start& start
   if (peers_.empty()) return;
   try {
     transfer_ = start([this] { group_.region()->publish(done_, 1); });
-  } catch (const PeerLost& error) {
-    group_.fail_transfer(error, peers_);
   } catch (const std::exception& error) {
-    group_.fail_start(error, peers_);
+    group_.fail_transfer(error, peers_, false);
   }
 }
 
@@ -394,7 +392,7 @@ void Group::Exchange::finish() {
   try {
     transfer->check();
   } catch (const std::exception& error) {
-    group_.fail_transfer(error, peers_);
+    group_.fail_transfer(error, peers_, true);
   }
 }
 
@@ -409,27 +407,25 @@ void Group::exchange(const Messages& sends, const Messages& receives, std::uint3
   Exchange(*this, sends, receives, number).finish();
 }
 
-// An engine notices that a rank is lost, but not which, and before the leaders know.
-void Group::fail_transfer(const std::exception& error, const RankSet& peers) {
-  const auto limit = base::Deadline::after(kCauseTime);
+// If it has not started and no rank is lost, this rank lacks memory or a thread, and its peers are
+// not to blame. Otherwise the engine has noticed that a rank is lost, but not which, and before the
+// leaders know.
+void Group::fail_transfer(const std::exception& error, const RankSet& peers, bool has_started) {
+  const bool is_own = !has_started && dynamic_cast<const PeerLost*>(&error) == nullptr;
+  const auto limit = base::Deadline::after(is_own ? 0ms : kCauseTime);
   while (!limit.expired()) {
     region()->check_peers({}, context());
     region()->listen(region()->rings());
   }
-  region()->fail({shm::FailureKind::peer_lost, culprits_of(error, peers),
-                  fmt::format("the exchange with {} failed in {}: {}",
-                              global_ranks_.describe_global(peers), describe_call(), error.what())},
-                 context());
-}
-
-// It lacks memory or a thread on this rank, and its peers are not to blame.
-void Group::fail_start(const std::exception& error, const RankSet& peers) {
   const RankSet own = global_ranks_.of(RankSet{rank()});
-  region()->fail({shm::FailureKind::peer_lost, own,
-                  fmt::format("{} cannot begin the exchange with {} in {}: {}",
-                              global_ranks_.describe_global(own),
-                              global_ranks_.describe_global(peers), describe_call(), error.what())},
-                 context());
+  const std::string exchange = "the exchange with " + global_ranks_.describe_global(peers);
+  region()->fail(
+      {shm::FailureKind::peer_lost, is_own ? own : culprits_of(error, peers),
+       fmt::format("{} in {}: {}",
+                   is_own ? global_ranks_.describe_global(own) + " cannot begin " + exchange
+                          : exchange + " failed",
+                   describe_call(), error.what())},
+      context());
 }
 
 Group::OwnSplits Group::splits_of(std::span<const shm::Input> to,

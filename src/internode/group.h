@@ -116,8 +116,8 @@ class Group final : public shm::Collectives {
   // Compares the calls of all ranks.
   void agree(const OwnSplits* splits);
   void compare(const std::vector<std::string>& shares, bool uneven);
-  [[noreturn]] void fail_transfer(const std::exception& error, const shm::RankSet& peers);
-  [[noreturn]] void fail_start(const std::exception& error, const shm::RankSet& peers);
+  [[noreturn]] void fail_transfer(const std::exception& error, const shm::RankSet& peers,
+                                  bool has_started);
   // The board's, once there is one. `rank`: of this node.
   shm::AtomicRankSet& awaited(int rank) const {
     return board_.load()->ranks[static_cast<std::size_t>(rank)].awaited;
