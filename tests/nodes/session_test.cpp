@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <functional>
 
 #include "nodes/session_fixture.h"
 
@@ -158,47 +159,53 @@ TEST_F(Session, NamesALauncherWhoseMessageCannotBeRead) {
 }
 
 // Such as one that is suspended: its connection stays.
-TEST_F(Session, NamesALauncherThatDoesNotAnswer) {
-  auto first = options(0, 2);
-  first.rules.answer_limit = 300ms;
-  std::atomic<bool> over = false;
-  const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
-    session.await_start();
-    if (node == 1) {
-      over.wait(false);
-      return session.await_verdict(ended(2, SIGTERM, true)).report;
-    }
-    session.report_failure({});
-    const Verdict verdict = session.await_verdict(ended(1, kExit3));
-    over = true;
-    over.notify_one();
-    return fmt::format("{} {}", verdict.exit_code, verdict.report);
-  });
-  EXPECT_EQ(ends[0],
-            "3 paceline: rank 0 on node 0 (host0) failed first: exited with code 3\n"
+class SilentLauncher : public Session {
+ protected:
+  // The verdict of node 0, where `end` is to end the job and the processes end with `result`. Node
+  // 1's launcher does nothing until then.
+  Verdict verdict_without_it(const std::function<void(NodeSession&)>& end, const Result& result) {
+    auto first = options(0, 2);
+    first.rules.answer_limit = 300ms;
+    std::atomic<bool> over = false;
+    Verdict verdict;
+    const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
+      session.await_start();
+      if (node == 1) {
+        over.wait(false);
+        return session.await_verdict(ended(2, SIGTERM, true)).report;
+      }
+      end(session);
+      verdict = session.await_verdict(result);
+      over = true;
+      over.notify_one();
+      return std::string();
+    });
+    learned_ = ends[1];
+    return verdict;
+  }
+  std::string learned_;  // by its node, when it goes on
+};
+
+TEST_F(SilentLauncher, IsNamed) {
+  const Verdict verdict = verdict_without_it(
+      [](NodeSession& session) { session.report_failure({}); }, ended(1, kExit3));
+  EXPECT_EQ(verdict.exit_code, 3);
+  EXPECT_EQ(verdict.report,
+            "paceline: rank 0 on node 0 (host0) failed first: exited with code 3\n"
             "  ranks 1, 2: lost with node 1 (host1)\n");
-  EXPECT_THAT(ends[1], HasSubstr("does not accept this node: its launcher has not answered for "
-                                 "0.3 s; is it suspended?"));
+  EXPECT_THAT(learned_, HasSubstr("does not accept this node: its launcher has not answered for "
+                                  "0.3 s; is it suspended?"));
 }
 
 // The first one asked for something else.
-TEST_F(Session, NamesALauncherThatDoesNotAnswerAfterTheSecondSignal) {
-  auto first = options(0, 2);
-  first.rules.answer_limit = 300ms;
-  std::atomic<bool> over = false;
-  const auto ends = run({first, options(1, 2)}, [&](NodeSession& session, int node) {
-    session.await_start();
-    if (node == 1) {
-      over.wait(false);
-      return std::string();
-    }
-    for (const int signal : {SIGUSR1, SIGTERM}) session.report_signal(signal);
-    const Verdict verdict = session.await_verdict(ended(1, SIGTERM, true));
-    over = true;
-    over.notify_one();
-    return verdict.report;
-  });
-  EXPECT_THAT(ends[0], HasSubstr("its launcher has not answered for 0.3 s; is it suspended?"));
+TEST_F(SilentLauncher, IsNamedAfterTheSecondSignal) {
+  const Verdict verdict = verdict_without_it(
+      [](NodeSession& session) {
+        for (const int signal : {SIGUSR1, SIGTERM}) session.report_signal(signal);
+      },
+      ended(1, SIGTERM, true));
+  EXPECT_THAT(verdict.report,
+              HasSubstr("its launcher has not answered for 0.3 s; is it suspended?"));
 }
 
 TEST_F(Session, WaitsForALauncherThatAnswersWhileItsProcessesEnd) {
