@@ -1,9 +1,11 @@
 #include "parallel/ddp/gradient_hooks.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -57,6 +59,16 @@ void GradientHooks::renew() {
     hook.accumulator->del_post_hook(hook.key);
     attach(i);
   }
+}
+
+bool GradientHooks::are_in_this_backward() const {
+  // Empty if all nodes run. Otherwise what is returned is captured before it, and not `needed_`.
+  const auto* const nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (nodes == nullptr || nodes->empty()) return true;
+  return std::ranges::any_of(hooks_, [&](const Hook& hook) {
+    const auto node = nodes->find(hook.accumulator.get());
+    return node != nodes->end() && node->second.needed_;
+  });
 }
 
 }  // namespace paceline::ddp

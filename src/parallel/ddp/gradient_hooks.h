@@ -27,6 +27,10 @@ class GradientHooks {
   // if a dense parameter has changed its type, device or shape since the model was wrapped.
   void renew();
 
+  // Call in a backward: whether it adds to the .grad of any of these parameters. One that returns
+  // its gradients, as torch::autograd::grad does, adds to none.
+  bool are_in_this_backward() const;
+
  private:
   struct Hook {
     // Keeps the accumulator alive: the parameter holds it only weakly.

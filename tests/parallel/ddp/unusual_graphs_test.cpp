@@ -95,6 +95,32 @@ TEST(StaticGraph, AnOutputMayOutliveItsModel) {
   });
 }
 
+// Such as those for a penalty. One rank may ask for more of them than the others.
+TEST(StaticGraph, GradientsThatAreReturnedAreNoStep) {
+  expect_torch_ranks(2, "paceline", [](int rank, int size) {
+    Pair pair = make_pair(
+        {10}, {10}, [](PairImpl& self, const Tensor& x) { return (x * self.v + self.w).tanh(); });
+    DistributedDataParallel model(pair, {.static_graph = true});
+    const auto loss = [](const Tensor& y, const Tensor& x) {
+      return squared_norm(y) +
+             squared_norm(torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0]);
+    };
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = input_of(rank, step, {10}).requires_grad_();
+      auto averages = torch::autograd::grad({loss(pair->forward(x), x)}, {pair->w, pair->v});
+      for (Tensor& average : averages) {
+        all_reduce(average);
+        average = average / size;
+      }
+      pair->zero_grad();
+      const Tensor y = model(x);
+      if (rank == 0) torch::autograd::grad({y.sum()}, {pair->w, pair->v}, {}, true);
+      loss(y, x).backward();
+      expect_gradients(pair, averages, "with a penalty");
+    }
+  });
+}
+
 TEST(Sparse, FunctionalEmbeddingMayHaveADenseParameter) {
   expect_torch_ranks(2, "paceline", [](int rank, int size) {
     Pair pair = make_pair({50, 4}, {4}, [](PairImpl& self, const Tensor& x) {
