@@ -188,7 +188,7 @@ class PipelineHandle::Impl {
     ++calls_;
     link_.begin_call(target);
   }
-  void check_divided(const at::Tensor& tensor, const char* what) const;
+  void check_divided(const at::Tensor& tensor, const char* what, bool is_read) const;
   Batches split(const Tensors& tensors, const char* what) const;
   Tensors inputs_of(std::int64_t microbatch, const Batches& batch);
   void forward(std::int64_t microbatch, const Batches& batch, const Batches& targets);
@@ -214,14 +214,16 @@ class PipelineHandle::Impl {
 };
 
 // On every stage that has the tensor, so that none waits for one that refuses the batch. `what`:
-// for errors.
-void PipelineHandle::Impl::check_divided(const at::Tensor& tensor, const char* what) const {
+// for errors. `is_read`: on this stage.
+void PipelineHandle::Impl::check_divided(const at::Tensor& tensor, const char* what,
+                                         bool is_read) const {
   const std::int64_t m = options_.n_microbatches;
   if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) % m == 0) return;
   throw UsageError(fmt::format(
       "{} of a Pipeline has {} samples, which {} micro-batches do not divide: drop the last, "
-      "smaller batch (drop_last), or choose another n_microbatches",
-      what, tensor.size(0), m));
+      "smaller batch (drop_last), or choose another n_microbatches{}",
+      what, tensor.size(0), m,
+      is_read ? "" : "; or pass an undefined tensor, as this stage does not read it"));
 }
 
 // By micro-batch. `what`: for errors.
@@ -271,8 +273,8 @@ at::Tensor PipelineHandle::Impl::step(const Tensors& inputs, const at::Tensor& t
     throw UsageError("Pipeline::step computes gradients, and grad mode is off: use evaluate");
   }
   if (link_.is_last()) check_same_samples(inputs, target);
-  for (const at::Tensor& input : inputs) check_divided(input, "the input");
-  check_divided(target, "the target");
+  for (const at::Tensor& input : inputs) check_divided(input, "the input", link_.is_first());
+  check_divided(target, "the target", link_.is_last());
   const Batches parts = link_.is_first() ? split(inputs, "the input") : Batches();
   const Batches targets = link_.is_last() ? split({target}, "the target") : Batches();
   open_.assign(static_cast<std::size_t>(options_.n_microbatches), {});

@@ -37,6 +37,7 @@ using test::target_of;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::Each;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 TEST(PipelineErrors, AllStagesNameOptionsThatDiffer) {
@@ -210,6 +211,25 @@ TEST(PipelineErrors, EveryStageRefusesABatchThatIsNotDivided) {
     EXPECT_THAT([&] { pipeline.step(rank == 0 ? smaller : at::Tensor(), target_of(smaller)); },
                 refused);
     EXPECT_EQ(pipeline.step(x, target_of(x)).defined(), rank == 2);
+  });
+}
+
+TEST(PipelineErrors, AStageThatPassesAPlaceholderLearnsWhatToPass) {
+  expect_torch_ranks(3, "paceline", [](int rank, int) {
+    Pipeline pipeline(stage_of(rank), squares, {.n_microbatches = 2});
+    const auto x = input_of(0).to(at::kFloat);
+    const auto placeholder = torch::zeros({1});
+    const ::testing::Matcher<std::string> advises =
+        EndsWith("n_microbatches; or pass an undefined tensor, as this stage does not read it");
+    for (const int reader : {0, 2}) {
+      const auto input = reader == 0 ? placeholder : at::Tensor();
+      const auto target = reader == 2 ? placeholder : at::Tensor();
+      EXPECT_THAT([&] { pipeline.step(input, target); },
+                  ThrowsMessage<UsageError>(rank == reader ? Not(advises) : advises));
+    }
+    const auto loss =
+        pipeline.step(rank == 0 ? x : at::Tensor(), rank == 2 ? target_of(x) : at::Tensor());
+    EXPECT_EQ(loss.defined(), rank == 2);
   });
 }
 
