@@ -165,7 +165,7 @@ class Top {
     top::View view{.job = name(), .recent = job_->recent()};
     view.analysis = report::analyse(view.recent);
     view.diagnosis = report::diagnose(view.analysis);
-    view.rates = job_->rates(view.analysis.model);
+    view.rates = job_->rates(view.recent);
     view.idle = job_->idle().count();
     if (options_.once && view.diagnosis.finding == report::Finding::too_few_steps) {
       if (view.idle > std::chrono::duration<double>(kLongWait).count()) say_waits("steps");

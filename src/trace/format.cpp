@@ -12,6 +12,7 @@
 
 #include "base/cores.h"
 #include "base/environment.h"
+#include "base/number_list.h"
 
 namespace paceline::trace {
 namespace {
@@ -39,19 +40,6 @@ std::string json_text(std::string_view text) {
 std::string metadata(std::string_view name, int rank, std::uint64_t row, std::string_view args) {
   return fmt::format(",\n{{\"name\":\"{}\",\"ph\":\"M\",\"pid\":{},\"tid\":{},\"args\":{{{}}}}}",
                      name, rank, row, args);
-}
-
-// As the kernel writes sets of cores: "0-3,8".
-std::string core_list() {
-  const std::vector<int> cores = base::affinity();
-  std::string text;
-  for (std::size_t i = 0; i < cores.size(); ++i) {
-    const bool follows = i > 0 && cores[i] == cores[i - 1] + 1;
-    const bool goes_on = i + 1 < cores.size() && cores[i + 1] == cores[i] + 1;
-    if (follows && goes_on) continue;
-    text += fmt::format("{}{}", text.empty() ? "" : follows ? "-" : ",", cores[i]);
-  }
-  return text;
 }
 
 std::string boot_id() {
@@ -101,13 +89,14 @@ void append_span(std::string& text, int rank, const Span& span) {
 std::string job_event(int rank, int size, const Node& node) {
   return metadata("process_name", rank, 0, fmt::format("\"name\":\"rank {}\"", rank)) +
          metadata("process_sort_index", rank, 0, fmt::format("\"sort_index\":{}", rank)) +
-         metadata("paceline_job", rank, 0,
-                  fmt::format(
-                      "\"version\":{},\"rank\":{},\"size\":{},\"node\":{},\"local_size\":{},"
-                      "\"cores\":{},\"affinity\":\"{}\",\"process\":{},\"started\":{},"
-                      "\"boot\":{}",
-                      kFormatVersion, rank, size, node.number, node.ranks, base::available_cores(),
-                      core_list(), ::getpid(), microseconds_since_1970(), json_text(boot_id())));
+         metadata(
+             "paceline_job", rank, 0,
+             fmt::format("\"version\":{},\"rank\":{},\"size\":{},\"node\":{},\"local_size\":{},"
+                         "\"cores\":{},\"affinity\":\"{}\",\"process\":{},\"started\":{},"
+                         "\"boot\":{}",
+                         kFormatVersion, rank, size, node.number, node.ranks,
+                         base::available_cores(), base::list_text(base::affinity()), ::getpid(),
+                         microseconds_since_1970(), json_text(boot_id())));
 }
 
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
@@ -118,6 +107,11 @@ std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_
          metadata("paceline_bucket", rank, row,
                   fmt::format("\"model\":{},\"bucket\":{},\"bytes\":{},\"parameters\":{}", model,
                               bucket, bytes, json_text(parameters)));
+}
+
+std::string group_event(int rank, std::uint64_t model, std::span<const int> ranks) {
+  return metadata("paceline_group", rank, row_of(model),
+                  fmt::format("\"model\":{},\"ranks\":\"{}\"", model, base::list_text(ranks)));
 }
 
 std::string reduction_event(int rank, std::uint64_t model, const ReductionCost& cost) {

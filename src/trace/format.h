@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,7 @@ void append_span(std::string& text, int rank, const Span& span);
 std::string job_event(int rank, int size, const Node& node = {});
 std::string bucket_event(int rank, std::uint64_t model, int bucket, std::uint64_t bytes,
                          std::string_view parameters);
+std::string group_event(int rank, std::uint64_t model, std::span<const int> ranks);
 std::string reduction_event(int rank, std::uint64_t model, const ReductionCost& cost);
 std::string model_event(int rank, std::uint64_t model);
 std::string device_event(int rank, std::uint64_t model);

@@ -13,12 +13,14 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 
 #include "base/environment.h"
 #include "base/errno_error.h"
 #include "base/log.h"
+#include "base/number_list.h"
 
 namespace paceline::trace {
 namespace {
@@ -71,7 +73,7 @@ LiveView* LiveView::watched() noexcept {
   return until != 0 && is_leased(until, Clock::now()) ? view : nullptr;
 }
 
-void LiveView::start(int rank, int size, const Node& node) noexcept {
+void LiveView::start(int rank, int size, const Node& node, std::uint64_t identity) noexcept {
   static std::atomic<bool> refused{false};
   try {
     if (current() == nullptr && !refused.load()) {
@@ -87,7 +89,7 @@ void LiveView::start(int rank, int size, const Node& node) noexcept {
     refused = true;
     base::log(LogLevel::warning, "`paceline top` cannot watch this process: {}", error.what());
   }
-  if (LiveView* const view = current()) view->set_place(rank, size, node);
+  if (LiveView* const view = current()) view->set_place(rank, size, node, identity);
 }
 
 LiveView::LiveView() : fd_(make_memory()), samples_(std::numeric_limits<double>::quiet_NaN()) {
@@ -110,8 +112,9 @@ LiveView::~LiveView() {
   ::munmap(memory_, kBytes);
 }
 
-void LiveView::set_place(int rank, int size, const Node& node) noexcept {
+void LiveView::set_place(int rank, int size, const Node& node, std::uint64_t identity) noexcept {
   LiveHeader& header = memory_->header;
+  if (identity != 0) header.identity = identity;
   header.place = pack(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(size));
   header.node =
       pack(static_cast<std::uint32_t>(node.number), static_cast<std::uint32_t>(node.ranks));
@@ -149,6 +152,21 @@ void LiveView::describe_bucket(std::uint64_t model, int bucket, std::uint64_t by
   if (current() != this) return;
   BucketRing::Values values{model, static_cast<std::uint64_t>(bucket), bytes};
   put_text(parameters, std::span(values).subspan<3>());
+  const std::lock_guard lock(mutex_);
+  buckets_->write(values);
+}
+
+void LiveView::describe_group(std::uint64_t model, std::span<const int> ranks) noexcept {
+  if (current() != this) return;
+  BucketRing::Values values{model, kGroupRecord};
+  const auto words = std::span(values).subspan<3>();
+  try {
+    const std::string text = base::list_text(ranks);
+    if (text.size() > words.size_bytes()) return;
+    put_text(text, words);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
   const std::lock_guard lock(mutex_);
   buckets_->write(values);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "base/unique_fd.h"
@@ -26,8 +27,9 @@ class LiveView {
   // The same, and nullptr unless somebody watches now. Call at the begin of each step.
   static LiveView* watched() noexcept;
   // Call when a model is wrapped. The first call makes the memory; the last one says which rank
-  // this is. Never throws: if the system refuses the memory, that is logged.
-  static void start(int rank, int size, const Node& node) noexcept;
+  // this is. `identity`: of the world; 0 if not known, which keeps the one before. Never throws: if
+  // the system refuses the memory, that is logged.
+  static void start(int rank, int size, const Node& node, std::uint64_t identity = 0) noexcept;
 
   LiveView(const LiveView&) = delete;
   LiveView& operator=(const LiveView&) = delete;
@@ -39,12 +41,15 @@ class LiveView {
   void sample_thread(ThreadSampler::Moment moment) noexcept;
   void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
                        std::string_view parameters) noexcept;
+  // `ranks`: that train the model together, in ascending order. Never throws: without the memory
+  // for it, or for a text that is too long, a viewer does not know them.
+  void describe_group(std::uint64_t model, std::span<const int> ranks) noexcept;
   // Counts samples that the program reports by itself. Once it does, these are shown.
   void count_samples(double count) noexcept;
 
  private:
   LiveView();
-  void set_place(int rank, int size, const Node& node) noexcept;
+  void set_place(int rank, int size, const Node& node, std::uint64_t identity) noexcept;
 
   static std::atomic<LiveView*> current_;
 

@@ -110,6 +110,10 @@ void Timeline::describe_bucket(std::uint64_t model, int bucket, std::uint64_t by
   add_fact(bucket_event(rank_, model, bucket, bytes, parameters));
 }
 
+void Timeline::describe_group(std::uint64_t model, std::span<const int> ranks) {
+  if (current() == this) add_fact(group_event(rank_, model, ranks));
+}
+
 void Timeline::describe_reductions(std::uint64_t model, const ReductionCost& cost) {
   if (current() == this) add_fact(reduction_event(rank_, model, cost));
 }

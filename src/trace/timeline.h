@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -54,7 +55,9 @@ class Timeline {
   // Call for each bucket of a plan; replaces an earlier description of the bucket.
   void describe_bucket(std::uint64_t model, int bucket, std::uint64_t bytes,
                        std::string_view parameters);
-  // The last call for a model counts.
+  // The last call for a model counts, of each of these. `ranks`: that train the model together, in
+  // ascending order.
+  void describe_group(std::uint64_t model, std::span<const int> ranks);
   void describe_reductions(std::uint64_t model, const ReductionCost& cost);
 
  private:

@@ -74,9 +74,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   view.recent.ranks.push_back(window.trace());
   view.recent.ranks.back().rank = place->rank;
   view.recent.ranks.back().size = place->size;
+  report::choose_group(view.recent);
   view.analysis = report::analyse(view.recent);
   view.diagnosis = report::diagnose(view.analysis);
-  view.rates = {{place->rank, 0, window.rate(view.analysis.model)}};
+  view.rates = {{place->rank, 0, window.rate(view.recent.model)}};
   if (top::draw(view, 79, 23).size() > 23) std::abort();
   return 0;
 }

@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,12 +12,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "support/thoroughness.h"
@@ -28,6 +33,7 @@ namespace paceline::trace {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -68,6 +74,36 @@ class MadeMemory {
   LiveMemory* memory_ = nullptr;
 };
 
+// A process that has called `start` and lives until this object is destroyed.
+class WaitingChild {
+ public:
+  explicit WaitingChild(const std::function<void()>& start) {
+    std::array<int, 2> ready{};
+    if (::pipe(ready.data()) != 0) throw std::runtime_error("no pipe");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      start();
+      ::close(ready[1]);
+      for (;;) ::pause();
+    }
+    ::close(ready[1]);
+    char nothing = 0;
+    EXPECT_EQ(::read(ready[0], &nothing, 1), 0);
+    ::close(ready[0]);
+  }
+  WaitingChild(const WaitingChild&) = delete;
+  WaitingChild& operator=(const WaitingChild&) = delete;
+  ~WaitingChild() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+};
+
 // This process, and how the command sees it.
 class LiveViewTest : public ::testing::Test {
  protected:
@@ -101,7 +137,7 @@ TEST_F(LiveViewTest, IsFoundThroughProc) {
   pid_t thread = 0;
   std::thread([&] {
     thread = ::gettid();
-    EXPECT_EQ(top::find_job({.process = thread, .job = {}}), job);
+    EXPECT_TRUE(top::are_same(top::find_job({.process = thread, .job = {}}).value(), *job));
   }).join();
 }
 
@@ -159,6 +195,38 @@ TEST_F(LiveViewTest, LongTextIsCut) {
   view().describe_bucket(9, 0, 1, names);
   const std::string shown = reader()->read().buckets.at({9, 0}).parameters;
   EXPECT_EQ(shown, names.substr(0, 224));
+}
+
+TEST_F(LiveViewTest, DescribesTheGroupOfAModel) {
+  view().describe_group(5, std::vector<int>{1, 2, 7});
+  std::vector<int> apart;
+  for (int rank = 0; rank < 200; rank += 2) apart.push_back(rank);
+  view().describe_group(6, apart);  // too long for a record
+  const auto groups = LiveViewTest::reader()->read().groups;
+  EXPECT_THAT(groups.at(5), ElementsAre(1, 2, 7));
+  EXPECT_FALSE(groups.contains(6));
+}
+
+// Two jobs without a launcher, which are alike but for what their ranks know of each other.
+TEST_F(LiveViewTest, AnotherWorldIsAnotherJob) {
+  ::unsetenv("TORCHELASTIC_RUN_ID");
+  std::vector<std::unique_ptr<WaitingChild>> ranks;
+  for (const std::uint64_t identity : {5, 6}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.push_back(std::make_unique<WaitingChild>([=] {
+        LiveView::start(rank, 2, {}, identity);
+        LiveView::start(rank, 2, {});  // of a model of fewer ranks
+      }));
+    }
+  }
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto job = top::find_job({.process = ranks[i]->pid(), .job = {}});
+    ASSERT_TRUE(job);
+    std::vector<pid_t> found;
+    for (const auto& one : top::ranks_of(*job)) found.push_back(one.pid);
+    const std::size_t first = i / 2 * 2;
+    EXPECT_THAT(found, ElementsAre(ranks[first]->pid(), ranks[first + 1]->pid()));
+  }
 }
 
 TEST_F(LiveViewTest, LostRecordsAreCounted) {
@@ -336,7 +404,7 @@ TEST(LiveReaderTest, RejectsMemoryThatIsNotALiveView) {
   expect(MadeMemory(sizeof(LiveMemory) - 1), "that of another version of Paceline");
   MadeMemory newer;
   newer->header.version = kLiveVersion + 1;
-  expect(newer, "has version 3, expected 2: use the paceline that it was built with");
+  expect(newer, "has version 4, expected 3: use the paceline that it was built with");
   MadeMemory other;
   other->header.magic = 1;
   expect(other, "has version");
@@ -387,9 +455,12 @@ TEST(LiveReaderTest, InvalidRecordsAreCounted) {
   RingWriter<BucketRing> buckets(memory->buckets);
   buckets.write({0, huge, 1});
   buckets.write({0, 0, huge});
+  buckets.write({0, kGroupRecord, 0});
+  buckets.write({0, kGroupRecord, 0, 'x'});
   const auto records = reader.read();
-  EXPECT_EQ(records.invalid, 2U);
+  EXPECT_EQ(records.invalid, 4U);
   EXPECT_TRUE(records.buckets.empty());
+  EXPECT_TRUE(records.groups.empty());
 }
 
 }  // namespace

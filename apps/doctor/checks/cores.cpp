@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/number_list.h"
 #include "checks/checks.h"
 #include "checks/units.h"
 #include "shm/collectives/fingerprint.h"
@@ -12,27 +13,15 @@
 namespace paceline::doctor {
 namespace {
 
-// Ascending numbers as the kernel writes them: "0-3,8".
-std::string ranges(const std::vector<int>& numbers) {
-  std::string text;
-  for (std::size_t begin = 0; begin < numbers.size();) {
-    std::size_t end = begin;
-    while (end + 1 < numbers.size() && numbers[end + 1] == numbers[end] + 1) ++end;
-    text += fmt::format("{}{}", text.empty() ? "" : ",", numbers[begin]);
-    if (end > begin) text += fmt::format("-{}", numbers[end]);
-    begin = end + 1;
-  }
-  return text;
-}
-
 Check check_available(const CoreFacts& facts) {
-  Check check{.name = "available",
-              .text = fmt::format("{} of {} (CPU {})", facts.available,
-                                  plural(facts.online, "core", "cores"), ranges(facts.affinity)),
-              .values = {{"cores", facts.available},
-                         {"online", facts.online},
-                         {"affinity", facts.affinity},
-                         {"control_group_cores", nullptr}}};
+  Check check{
+      .name = "available",
+      .text = fmt::format("{} of {} (CPU {})", facts.available,
+                          plural(facts.online, "core", "cores"), base::list_text(facts.affinity)),
+      .values = {{"cores", facts.available},
+                 {"online", facts.online},
+                 {"affinity", facts.affinity},
+                 {"control_group_cores", nullptr}}};
   if (facts.quota > 0) {
     check.values["control_group_cores"] = facts.quota;
     check.text += fmt::format(", the control group's CPU limit is {}", facts.quota);

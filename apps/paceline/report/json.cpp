@@ -106,6 +106,7 @@ std::string report_json(const Job& job, const Analysis& a, const Diagnosis& diag
                                  {"why", diagnosis.why},
                                  {"remedies", remedies_json(diagnosis)},
                                  {"ranks", a.size},
+                                 {"group_size", a.group_size},
                                  {"steps", a.steps.size()},
                                  {"warm_up", a.warm_up},
                                  {"pauses", a.pauses},

@@ -16,11 +16,6 @@
 namespace paceline::top {
 namespace {
 
-JobKey key_of(const LiveProcess& process) {
-  const int size = process.place.size;
-  return {process.reader->job(), process.reader->port(), size, size == 1 ? process.pid : 0};
-}
-
 std::string describe(const std::vector<LiveProcess>& ranks) {
   const LiveProcess& first = ranks.front();
   const std::string name = base::printable_line(first.reader->job());
@@ -33,7 +28,7 @@ std::vector<std::vector<LiveProcess>> divide(std::vector<LiveProcess> processes)
   std::vector<std::vector<LiveProcess>> jobs;
   for (LiveProcess& one : processes) {
     const auto job = std::ranges::find_if(
-        jobs, [&](const auto& ranks) { return key_of(ranks.front()) == key_of(one); });
+        jobs, [&](const auto& ranks) { return are_same(key_of(ranks.front()), key_of(one)); });
     auto& ranks = job == jobs.end() ? jobs.emplace_back() : *job;
     ranks.push_back(std::move(one));
   }
@@ -75,9 +70,20 @@ std::optional<JobKey> job_of_process(pid_t named) {
 
 }  // namespace
 
+JobKey key_of(const LiveProcess& process) {
+  const int size = process.place.size;
+  return {process.reader->job(), process.reader->port(), size, size == 1 ? process.pid : 0,
+          process.reader->identity()};
+}
+
+bool are_same(const JobKey& a, const JobKey& b) {
+  const bool may_be = a.identity == b.identity || a.identity == 0 || b.identity == 0;
+  return may_be && a.name == b.name && a.port == b.port && a.size == b.size && a.alone == b.alone;
+}
+
 std::vector<LiveProcess> ranks_of(const JobKey& job) {
   auto ranks = all_live_processes();
-  std::erase_if(ranks, [&](const LiveProcess& one) { return key_of(one) != job; });
+  std::erase_if(ranks, [&](const LiveProcess& one) { return !are_same(key_of(one), job); });
   std::ranges::sort(ranks, {}, [](const LiveProcess& one) { return one.place.rank; });
   return ranks;
 }
@@ -86,9 +92,10 @@ std::optional<JobKey> find_job(const Target& target) {
   if (target.process) return job_of_process(*target.process);
   auto all = all_live_processes();
   if (target.job) {
+    const std::string name = target.job->substr(0, trace::kLongestJob);
     std::vector<LiveProcess> named;
     for (LiveProcess& one : all) {
-      if (one.reader->job() == *target.job) named.push_back(std::move(one));
+      if (one.reader->job() == name) named.push_back(std::move(one));
     }
     if (!named.empty()) return only_job(std::move(named), "have this name");
     if (is_started(*target.job)) return std::nullopt;

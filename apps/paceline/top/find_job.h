@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,10 +16,13 @@ struct JobKey {
   std::string name;  // the launcher's; may be empty
   int port = 0;
   int size = 0;
-  pid_t alone = 0;  // a world of one has no other process
-
-  bool operator==(const JobKey&) const = default;
+  pid_t alone = 0;             // a world of one has no other process
+  std::uint64_t identity = 0;  // of the world, as its ranks see it; 0 if not known
 };
+
+JobKey key_of(const LiveProcess& process);
+// The identity of a world is not known before a model of all its ranks is wrapped.
+bool are_same(const JobKey& a, const JobKey& b);
 
 // Which job: that of a process, or of what it has started, or the one with that name, or the only
 // one of this user.

@@ -11,10 +11,12 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include <paceline/error.h>
 
 #include "base/errno_error.h"
+#include "base/number_list.h"
 #include "report/timelines/event_parser.h"
 
 namespace paceline::top {
@@ -145,6 +147,10 @@ std::string LiveReader::job() const {
   return text_of(memory_->header.job);
 }
 
+std::uint64_t LiveReader::identity() const {
+  return memory_->header.identity;
+}
+
 int LiveReader::port() const {
   return static_cast<int>(low_half(memory_->header.port));
 }
@@ -167,12 +173,21 @@ LiveRecords LiveReader::read() {
     if (!valid) ++records.invalid;
   });
   buckets_->read([&](const trace::BucketRing::Values& words) {
+    const std::string text = text_of(std::span(words).subspan<3>());
+    if (are_counts({words[0]}) && words[1] == trace::kGroupRecord) {
+      auto ranks = base::parse_list(text, kMaxRanks);
+      if (ranks.empty()) {
+        ++records.invalid;
+      } else {
+        records.groups[words[0]] = std::move(ranks);
+      }
+      return;
+    }
     if (!are_counts({words[0], words[2]}) || words[1] >= kMaxBuckets) {
       ++records.invalid;
       return;
     }
-    records.buckets[{words[0], static_cast<int>(words[1])}] = {
-        words[2], text_of(std::span(words).subspan<3>())};
+    records.buckets[{words[0], static_cast<int>(words[1])}] = {words[2], text};
   });
   return records;
 }

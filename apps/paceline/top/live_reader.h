@@ -26,7 +26,8 @@ struct LiveRecords {
   std::vector<LiveSpan> spans;
   std::vector<trace::ThreadUse> thread;
   std::map<report::BucketKey, report::BucketInfo> buckets;
-  std::uint64_t invalid = 0;  // records that Paceline does not write
+  std::map<std::uint64_t, std::vector<int>> groups;  // as in RankTrace
+  std::uint64_t invalid = 0;                         // records that Paceline does not write
 };
 
 // What a process that trains shows of itself (trace/live_memory.h). It may write anything there:
@@ -47,7 +48,10 @@ class LiveReader {
   // Of its world; empty if it makes no sense.
   std::optional<Place> place() const;
   pid_t process() const;
+  // How the launcher calls the job; at most kLongestJob bytes of that.
   std::string job() const;
+  // Of its world; 0 if not known.
+  std::uint64_t identity() const;
   int port() const;
 
   // Has the process record until then at least. It stops by itself.

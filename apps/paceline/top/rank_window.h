@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "report/timelines/reader.h"
 #include "top/live_reader.h"
@@ -39,6 +40,7 @@ class RankWindow {
   std::deque<trace::ThreadUse> thread_;
   std::deque<trace::CpuUse> cpu_;
   std::map<report::BucketKey, report::BucketInfo> buckets_;
+  std::map<std::uint64_t, std::vector<int>> groups_;
   std::uint64_t invalid_ = 0;
 };
 

@@ -29,6 +29,7 @@ WatchedJob::WatchedJob(JobKey key) : key_(std::move(key)), last_step_end_(Clock:
 }
 
 void WatchedJob::find_ranks() {
+  if (!ranks_.empty()) key_ = key_of(ranks_.begin()->second.process);
   next_search_ = Clock::now() + kBetweenSearches;
   for (LiveProcess& process : ranks_of(key_)) {
     const int rank = process.place.rank;
@@ -119,14 +120,16 @@ report::Job WatchedJob::recent() const {
     if (job.ranks.back().local_size > 0) job.elsewhere = key_.size - job.ranks.back().local_size;
   }
   job.notes = notes();
+  report::choose_group(job);
   return job;
 }
 
-std::vector<RankRate> WatchedJob::rates(std::uint64_t model) const {
+std::vector<RankRate> WatchedJob::rates(const report::Job& job) const {
   std::vector<RankRate> rates;
-  for (const auto& [number, rank] : ranks_) {
-    const auto* const step = rank.window.last_step();
-    rates.push_back({number, step == nullptr ? 0 : step->step, rank.window.rate(model)});
+  for (const report::RankTrace& trace : job.ranks) {
+    const RankWindow& window = ranks_.at(trace.rank).window;
+    const auto* const step = window.last_step();
+    rates.push_back({trace.rank, step == nullptr ? 0 : step->step, window.rate(job.model)});
   }
   return rates;
 }

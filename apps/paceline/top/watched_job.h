@@ -35,7 +35,8 @@ class WatchedJob {
   const JobKey& key() const { return key_; }
   // The steps of the last ten seconds, for the report, but at least 20 and at most 1000.
   report::Job recent() const;
-  std::vector<RankRate> rates(std::uint64_t model) const;
+  // Of job.ranks, which `recent` has returned since the last call of `poll`, and its main model.
+  std::vector<RankRate> rates(const report::Job& job) const;
   // For how long no rank has ended a step.
   std::chrono::duration<double> idle() const;
 

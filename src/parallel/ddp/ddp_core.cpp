@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
+#include <random>
 
 #include <paceline/collectives.h>
 #include <paceline/error.h>
@@ -75,26 +78,55 @@ void check_memory(const std::vector<ddp::NamedTensor>& parameters) {
   }
 }
 
-// For `paceline top`, and the timeline of a world whose ranks have changed, or that is torch's, as
-// in Python: there the launcher's variables say what it is, or else the model's group counts as the
-// world. Only there can the variables be invalid by now.
-void start_recording(const ProcessGroup& group) {
+// As which rank a process records.
+struct RecordedPlace {
+  int rank;
+  int size;
+  trace::Node node{};
+  bool of_world = true;  // or of the model's group
+};
+
+// A world may be torch's, as in Python: there the launcher's variables say what it is, or else the
+// model's group counts as the world. Only there can the variables be invalid by now; then it is
+// empty.
+std::optional<RecordedPlace> recorded_place(const ProcessGroup& group) {
   try {
     if (get_world_size() >= get_world_size(group)) {
-      const trace::Node node{.number = get_node_rank(), .ranks = get_local_world_size()};
-      trace::LiveView::start(get_rank(), get_world_size(), node);
-      trace::Timeline::start(get_rank(), get_world_size(), node);
-      return;
+      return RecordedPlace{get_rank(),
+                           get_world_size(),
+                           {.number = get_node_rank(), .ranks = get_local_world_size()}};
     }
   } catch (const UsageError& error) {
     base::log(LogLevel::warning, "`paceline top` and timelines lack this process: {}",
               error.what());
-    return;
+    return std::nullopt;
   }
-  trace::LiveView::start(get_rank(group), get_world_size(group), {});
+  return RecordedPlace{.rank = get_rank(group), .size = get_world_size(group), .of_world = false};
+}
+
+// Also in a forked child.
+std::uint64_t process_number() {
+  static const std::uint64_t number = [] {
+    std::random_device random;
+    return std::uint64_t{random()} << 32 | random();
+  }();
+  return number ^ static_cast<std::uint64_t>(::getpid());
+}
+
+// For `paceline top`, and the timeline of a world whose ranks have changed, or that is torch's.
+void start_recording(const RecordedPlace& place, const ddp::Recording& model) {
+  const bool of_all = std::ssize(model.ranks) == place.size;
+  trace::LiveView::start(place.rank, place.size, place.node, of_all ? model.first_rank : 0);
   // Other models of this process may have other groups.
-  if (trace::Timeline::current() == nullptr) {
-    trace::Timeline::start(get_rank(group), get_world_size(group), {});
+  if (place.of_world || trace::Timeline::current() == nullptr) {
+    trace::Timeline::start(place.rank, place.size, place.node);
+  }
+  if (model.ranks.empty()) return;
+  if (auto* const live = trace::LiveView::current()) {
+    live->describe_group(model.number, model.ranks);
+  }
+  if (auto* const timeline = trace::Timeline::current()) {
+    timeline->describe_group(model.number, model.ranks);
   }
 }
 
@@ -203,7 +235,10 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
   for (const auto& buffer : model_.buffers()) buffers_.push_back(buffer.tensor);
   const bool has_timeline =
       base::environment().timeline.has_value() || trace::Timeline::current() != nullptr;
-  ddp::Recording recording{ddp::next_model_number()};
+  const auto place = recorded_place(options_.process_group);
+  ddp::Recording recording{.number = ddp::next_model_number(), .process = process_number()};
+  if (place) recording.rank = place->rank;
+  if (ranks == 1) recording.ranks = {recording.rank};
   // One rank alone trains like several, so that it fails where they would.
   if (ranks > 1 && options.init_sync) {
     recording.measures = has_timeline && parameters.front().tensor.is_cpu();
@@ -211,7 +246,7 @@ DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
     broadcast_all(0);
   }
   for (const auto& parameter : model_.parameters()) wrapped_.push_back(parameter.tensor);
-  start_recording(options_.process_group);
+  if (place) start_recording(*place, recording);
   reducer_ = std::make_unique<ddp::Reducer>(parameters, model_.frozen_parameters(), options_,
                                             recording.number);
   if (recording.measures) reducer_->measure_reductions();

@@ -232,19 +232,27 @@ Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
   const ProcessGroup& group = options.process_group;
   const std::vector<std::string> option_lines = describe(options);
   const std::size_t count = option_lines.size();
-  const std::string own =
-      fmt::format("{}{}\n{}\n{}", recording.measures ? '+' : '-', recording.number,
-                  fmt::join(option_lines, "\n"), fmt::join(describe(model), "\n"));
+  const std::string own = fmt::format(
+      "{} {} {} {}\n{}\n{}", recording.measures ? 1 : 0, recording.number, recording.rank,
+      recording.process, fmt::join(option_lines, "\n"), fmt::join(describe(model), "\n"));
   auto texts = parallel::with_error_context(
       "comparing the ranks' models; construct it on all ranks of its group",
       [&] { return all_gather_bytes(own, {.group = group}); });
   Recording agreed = recording;
   for (std::string& text : texts) {
     const std::size_t end = text.find('\n');
-    agreed.measures |= text.front() == '+';
-    agreed.number = std::max<std::uint64_t>(agreed.number, std::stoull(text.substr(1, end)));
+    Recording theirs;
+    std::istringstream(text.substr(0, end)) >> theirs.measures >> theirs.number >> theirs.rank >>
+        theirs.process;
+    agreed.measures |= theirs.measures;
+    agreed.number = std::max(agreed.number, theirs.number);
+    if (agreed.ranks.empty() || theirs.rank < std::ranges::min(agreed.ranks)) {
+      agreed.first_rank = theirs.process;
+    }
+    agreed.ranks.push_back(theirs.rank);
     text.erase(0, end + 1);
   }
+  std::ranges::sort(agreed.ranks);
   const auto global = [&](std::size_t rank) {
     return distributed::global_rank_of(group, static_cast<int>(rank));
   };

@@ -61,14 +61,19 @@ std::string option_difference(const std::string& first, const std::string& other
 // Of a model in timelines.
 struct Recording {
   std::uint64_t number = 0;
-  bool measures =
-      false;  // what reductions cost: if a rank has a timeline, and its model on the CPU
+  // What reductions cost: if a rank has a timeline, and its model on the CPU.
+  bool measures = false;
+  int rank = 0;                  // as which this process records
+  std::vector<int> ranks{};      // the same of all processes of the group, in ascending order
+  std::uint64_t process = 0;     // a number that no other process has
+  std::uint64_t first_rank = 0;  // that of the process which records as the lowest of these ranks
 };
 
 // Throws Mismatch, the same on every rank, if the ranks' parameters and buffers differ in number,
 // name, shape, strides, type or whether they take gradients, or if options differ that ranks must
 // give alike. Collective. Returns the highest number that a rank has, as a process that took a lost
-// one's place has wrapped fewer models, and whether any rank measures.
+// one's place has wrapped fewer models, whether any rank measures, and what the ranks say of
+// themselves.
 Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
                            const Recording& recording);
 

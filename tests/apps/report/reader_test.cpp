@@ -83,6 +83,22 @@ TEST(TraceReader, ReadsEvents) {
   EXPECT_EQ((span.end - span.begin).count(), 12500);
 }
 
+TEST(TraceReader, ReadsTheGroupOfAModel) {
+  const auto parse_with = [](const std::string& args) {
+    std::string text = whole();
+    return parse(text.insert(text.rfind(']'),
+                             R"(,{"name":"paceline_group","ph":"M","args":{)" + args + "}}"));
+  };
+  const RankTrace trace = parse_with(R"("model":2,"ranks":"1-2,5")");
+  EXPECT_THAT(trace.groups.at(2), ElementsAre(1, 2, 5));
+  EXPECT_EQ(trace.foreign, 0U);
+  for (const char* bad : {R"("model":2)", R"("ranks":"1")", R"("model":2,"ranks":"2,1")",
+                          R"("model":2,"ranks":"1-65536")", R"("model":-1,"ranks":"1")"}) {
+    EXPECT_EQ(parse_with(bad).foreign, 1U) << bad;
+    EXPECT_TRUE(parse_with(bad).groups.empty()) << bad;
+  }
+}
+
 TEST(TraceReader, ReadsTheCoresOfARank) {
   const auto parse_with = [](const std::string& affinity) {
     std::string text = whole();

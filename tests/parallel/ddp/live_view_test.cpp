@@ -10,9 +10,12 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include <paceline/collectives.h>
 #include <paceline/ddp.h>
+#include <paceline/distributed.h>
 
 #include "base/unique_fd.h"
 #include "parallel/ddp/pair.h"
@@ -33,6 +36,7 @@ using test::PairImpl;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 using trace::LiveMemory;
 using trace::SpanRing;
@@ -129,6 +133,41 @@ TEST(DdpLiveView, HasTheSpansOfTheTimelineWhileItIsWatched) {
     const Shown after = take_shown(reader);
     EXPECT_THAT(after.spans, IsEmpty());
     EXPECT_EQ(after.threads, 0);
+  });
+}
+
+// Two groups train a copy of one model each, with the same number; all ranks train the other one.
+TEST(DdpLiveView, AndTimelinesNameTheGroupOfEachModel) {
+  expect_torch_ranks(4, "paceline", [](int rank, int size) {
+    const test::TemporaryDirectory directory;
+    trace::Timeline::start(directory.path(), rank, size);
+    const int first = rank / 2 * 2;
+    std::vector<ProcessGroup> groups{new_group({0, 1}), new_group({2, 3})};
+    const auto make = [] {
+      return make_pair({10}, {10}, [](PairImpl& self, const Tensor& x) { return x * self.v; });
+    };
+    const ProcessGroup& own = groups[static_cast<std::size_t>(rank / 2)];
+    DistributedDataParallel half(make(), {.process_group = own});
+    LiveMemory& memory = live_memory();
+    EXPECT_EQ(memory.header.identity, 0U);
+    DistributedDataParallel whole(make());
+    const std::uint64_t identity = memory.header.identity;
+    EXPECT_NE(identity, 0U);
+    const at::Tensor identities = at::empty({size}, at::kLong);
+    all_gather_into_tensor(identities,
+                           at::full({1}, static_cast<std::int64_t>(identity), at::kLong));
+    EXPECT_EQ(identities.min().item<std::int64_t>(), identities.max().item<std::int64_t>());
+    trace::Timeline::stop();
+
+    std::ifstream file(directory.path() / ("rank" + std::to_string(rank) + ".json"));
+    std::vector<std::pair<int, std::string>> described;
+    for (const auto& event : nlohmann::json::parse(file)) {
+      if (event["name"] != "paceline_group") continue;
+      described.emplace_back(event["args"]["model"], event["args"]["ranks"]);
+    }
+    const std::string pair = std::to_string(first) + '-' + std::to_string(first + 1);
+    const int number = described.at(0).first;
+    EXPECT_THAT(described, ElementsAre(Pair(number, pair), Pair(number + 1, "0-3")));
   });
 }
 

@@ -186,11 +186,11 @@ void count_cores(const Job& job, Analysis& analysis) {
   std::set<int> all;
   int most = 0;
   bool limited = true;
-  for (const RankTrace& trace : job.ranks) {
-    all.insert(trace.affinity.begin(), trace.affinity.end());
-    most = std::max(most, trace.cores);
-    limited = limited && trace.cores < std::ssize(trace.affinity);
-    analysis.local_size = std::max(analysis.local_size, trace.local_size);
+  for (const RankTrace* const trace : all_traces(job)) {
+    all.insert(trace->affinity.begin(), trace->affinity.end());
+    most = std::max(most, trace->cores);
+    limited = limited && trace->cores < std::ssize(trace->affinity);
+    analysis.local_size = std::max(analysis.local_size, trace->local_size);
   }
   analysis.cores = all.empty() || limited ? most : static_cast<int>(all.size());
   if (analysis.local_size == 0) analysis.local_size = job.size - job.elsewhere;
@@ -240,15 +240,17 @@ void add_cpu_use(const Job& job, Clock::time_point origin, Analysis& analysis) {
 
 // Ranks that are bound to the same cores, more than these.
 void find_crowded_ranks(const Job& job, Analysis& analysis) {
-  for (const RankTrace& trace : job.ranks) {
-    if (trace.affinity.empty()) continue;
+  const auto traces = all_traces(job);
+  for (const RankTrace* const trace : traces) {
+    if (trace->affinity.empty()) continue;
     std::vector<int> within;
-    for (const RankTrace& other : job.ranks) {
-      if (!other.affinity.empty() && std::ranges::includes(trace.affinity, other.affinity)) {
-        within.push_back(other.rank);
+    for (const RankTrace* const other : traces) {
+      if (!other->affinity.empty() && std::ranges::includes(trace->affinity, other->affinity)) {
+        within.push_back(other->rank);
       }
     }
-    if (within.size() > trace.affinity.size()) {
+    if (within.size() > trace->affinity.size()) {
+      std::ranges::sort(within);
       analysis.crowded = within;
       return;
     }
@@ -290,7 +292,7 @@ void settle(Analysis& analysis) {
   const double stall = analysis.stall_per_step;
   analysis.settled = {analysis.stall, stall, analysis.communication, analysis.between,
                       analysis.stall_causes};
-  const bool all = std::ssize(analysis.ranks) == analysis.size;
+  const bool all = std::ssize(analysis.ranks) == analysis.group_size;
   analysis.replayed = analysis.thread_known && all && !analysis.steps.empty();
   if (!analysis.replayed) return;
   std::vector<int> ranks;
@@ -324,10 +326,11 @@ double median(std::vector<double> values) {
 Analysis analyse(const Job& job) {
   Analysis analysis;
   analysis.size = job.size;
+  analysis.group_size = job.group_size;
   Run run = collect_steps(job);
   analysis.thread_known = run.thread_known;
-  analysis.model = run.model;
-  analysis.models = run.models;
+  analysis.model = job.model;
+  analysis.models = job.models;
   choose_steps(std::move(run.steps), analysis);
   analysis.typical = find_typical(analysis.steps);
   analysis.period = median_period(analysis.steps);

@@ -37,7 +37,8 @@ struct BucketTimes {
 
 // A summary of the steps of a job. Shares are parts of 1 of the time of all ranks.
 struct Analysis {
-  int size = 0;
+  int size = 0;        // of the job
+  int group_size = 0;  // the ranks that train the model together
   int local_size = 0;  // the ranks on this machine
   int cores = 0;       // that they may use together; 0 if unknown
   std::uint64_t model = 0;

@@ -246,7 +246,8 @@ std::optional<ExpectedCommunication> expected_communication(const Analysis& anal
   if (const auto& cost = analysis.reduction) {
     return ExpectedCommunication{buckets * cost->latency, size / cost->rate};
   }
-  const double sent = 2.0 * (analysis.size - 1) / analysis.size;  // of each byte, by each rank
+  const double sent =
+      2.0 * (analysis.group_size - 1) / analysis.group_size;  // of each byte, by each rank
   return ExpectedCommunication{buckets * kSlowMessage, sent * size / kSlowNetwork};
 }
 

@@ -89,14 +89,15 @@ MachineUse machine_use(const Job& job, int local_size, Interval window, Clock::t
   MachineUse use;
   Cores cores;
   std::optional<double> machine;
-  bool all_tell = std::ssize(job.ranks) >= local_size;
+  const auto traces = all_traces(job);
+  bool all_tell = std::ssize(traces) >= local_size;
   double all_used = 0;
-  for (const RankTrace& trace : job.ranks) {
-    const RankUse rank(trace, window, origin);
+  for (const RankTrace* const trace : traces) {
+    const RankUse rank(*trace, window, origin);
     const auto used = rank.part(&CpuUse::used);
     all_tell = all_tell && used;
     all_used += used.value_or(0);
-    cores.add(trace.affinity, rank);
+    cores.add(trace->affinity, rank);
     keep_most(use.throttled, rank.part(&CpuUse::throttled, &CpuUse::periods));
     keep_most(use.cpu_pressure, rank.part(&CpuUse::cpu_pressure));
     keep_most(use.memory_pressure, rank.part(&CpuUse::memory_pressure));

@@ -30,15 +30,16 @@ struct Publication {
 class Collection {
  public:
   explicit Collection(const Job& job) : job_(job) {
-    for (const RankTrace& trace : job.ranks) {
-      for (const Span& span : trace.spans) origin_ = std::min(origin_, span.begin);
+    const auto traces = all_traces(job);
+    for (const RankTrace* const trace : traces) {
+      for (const Span& span : trace->spans) origin_ = std::min(origin_, span.begin);
     }
-    for (const RankTrace& trace : job.ranks) note_publications(trace);
-    choose_model();
+    for (const RankTrace* const trace : traces) number_groups(*trace);
+    for (const RankTrace* const trace : traces) note_publications(*trace);
   }
 
   Run run() const {
-    Run run{.model = model_, .models = models_, .origin = origin_, .steps = {}};
+    Run run{.origin = origin_, .steps = {}};
     run.thread_known = true;
     std::vector<std::vector<RankStep>> by_rank;
     const auto numbers = common_steps();
@@ -55,20 +56,42 @@ class Collection {
   }
 
  private:
-  // Model, step, and bucket; kLast is the last one of the step, and below that are its syncs.
-  using Key = std::tuple<std::uint64_t, std::uint64_t, int>;
+  // Group, model, step, and bucket; kLast is the last one of the step, and below that are its
+  // syncs.
+  using Key = std::tuple<int, std::uint64_t, std::uint64_t, int>;
   static constexpr int kLast = -1;
+  static constexpr int kAllRanks = -1;
 
-  // Numbers the steps of one rank, whose spans come in the order of their ends.
-  class PreForwardSyncs {
+  // Of the spans of one rank, which come in the order of their ends.
+  class Keys {
    public:
-    Key next(const Span& span) {
-      return {span.model, span.step, kLast - ++count_[{span.model, span.step}]};
+    Keys(const RankTrace& trace, const std::map<std::vector<int>, int>& numbers) {
+      for (const auto& [model, ranks] : trace.groups) {
+        const auto number = numbers.find(group_of(trace, model));
+        if (number != numbers.end()) groups_[model] = number->second;
+      }
     }
 
+    Key of(const Span& span, int bucket) const {
+      const auto group = groups_.find(span.model);
+      return {group == groups_.end() ? kAllRanks : group->second, span.model, span.step, bucket};
+    }
+    Key next_sync(const Span& span) { return of(span, kLast - ++syncs_[{span.model, span.step}]); }
+
    private:
-    std::map<std::pair<std::uint64_t, std::uint64_t>, int> count_;
+    std::map<std::uint64_t, int> groups_;
+    std::map<std::pair<std::uint64_t, std::uint64_t>, int> syncs_;
   };
+
+  void number_groups(const RankTrace& trace) {
+    for (const auto& [model, ranks] : trace.groups) {
+      std::vector<int> group = group_of(trace, model);
+      if (group.empty()) continue;
+      const auto size = static_cast<int>(group.size());
+      const bool is_new = groups_.emplace(std::move(group), std::ssize(group_sizes_)).second;
+      if (is_new) group_sizes_.push_back(size);
+    }
+  }
 
   Interval interval_of(const Span& span) const {
     const auto since = [&](Clock::time_point moment) {
@@ -78,34 +101,24 @@ class Collection {
   }
 
   void note_publications(const RankTrace& trace) {
-    PreForwardSyncs syncs;
+    Keys keys(trace, groups_);
     for (const Span& span : trace.spans) {
       const double begin = interval_of(span).begin;
-      if (span.kind == Kind::pre_forward_sync) published_[syncs.next(span)].add(trace.rank, begin);
+      if (span.kind == Kind::pre_forward_sync) {
+        published_[keys.next_sync(span)].add(trace.rank, begin);
+      }
       if (span.kind != Kind::bucket) continue;
       for (const int bucket : {span.bucket, kLast}) {
-        published_[{span.model, span.step, bucket}].add(trace.rank, begin);
+        published_[keys.of(span, bucket)].add(trace.rank, begin);
       }
     }
-  }
-
-  void choose_model() {
-    std::map<std::uint64_t, double> time;
-    for (const RankTrace& trace : job_.ranks) {
-      for (const Span& span : trace.spans) {
-        if (span.kind == Kind::step) time[span.model] += interval_of(span).length();
-      }
-    }
-    models_ = time.size();
-    const auto most = std::ranges::max_element(time, {}, [](auto& entry) { return entry.second; });
-    if (most != time.end()) model_ = most->first;
   }
 
   std::vector<std::uint64_t> common_steps() const {
     std::map<std::uint64_t, Publication> seen;
     for (const RankTrace& trace : job_.ranks) {
       for (const Span& span : trace.spans) {
-        if (span.kind == Kind::step && span.model == model_) seen[span.step].add(trace.rank, 0);
+        if (span.kind == Kind::step && span.model == job_.model) seen[span.step].add(trace.rank, 0);
       }
     }
     std::vector<std::uint64_t> numbers;
@@ -125,16 +138,17 @@ class Collection {
                  ? nullptr
                  : &steps[static_cast<std::size_t>(found - numbers.begin())];
     };
+    const Keys keys(trace, groups_);
     std::vector<Interval> busy;
     std::vector<Interval> named;
     for (const Span& span : trace.spans) {
       if (span.kind != Kind::wait && span.kind != Kind::bucket) busy.push_back(interval_of(span));
       if (span.kind != Kind::step && span.kind != Kind::bucket) named.push_back(interval_of(span));
-      if (span.model != model_ || span.kind == Kind::wait) continue;
-      if (RankStep* const step = find(span.step)) add(*step, span);
+      if (span.model != job_.model || span.kind == Kind::wait) continue;
+      if (RankStep* const step = find(span.step)) add(*step, span, keys);
     }
     for (const Span& span : trace.device_spans) {
-      RankStep* const step = span.model == model_ ? find(span.step) : nullptr;
+      RankStep* const step = span.model == job_.model ? find(span.step) : nullptr;
       if (step != nullptr) step->device.push_back({span.kind, interval_of(span), span.bucket});
     }
     const Intervals all_busy = united(std::move(busy));
@@ -178,22 +192,22 @@ class Collection {
     return thread.known() && 2 * sampled >= std::ssize(steps);
   }
 
-  void add(RankStep& step, const Span& span) const {
+  void add(RankStep& step, const Span& span, const Keys& keys) const {
     const Interval when = interval_of(span);
     if (span.kind == Kind::step) step.step = when;
     if (span.kind == Kind::forward) step.forward.push_back(when);
     if (span.kind == Kind::backward) step.backward.push_back(when);
     if (span.kind != Kind::bucket) return;
-    const auto& published = published_.at({span.model, span.step, span.bucket});
+    const auto& published = published_.at(keys.of(span, span.bucket));
     step.buckets.push_back({span.bucket, when, std::min(published.last, when.end)});
   }
 
   void add_waits(const RankTrace& trace, std::vector<RankStep>& steps) const {
-    PreForwardSyncs syncs;
+    Keys keys(trace, groups_);
     for (const Span& span : trace.spans) {
       if (span.kind != Kind::wait && span.kind != Kind::pre_forward_sync) continue;
-      const Key others = span.kind == Kind::pre_forward_sync ? syncs.next(span)
-                                                             : Key{span.model, span.step, kLast};
+      const Key others =
+          span.kind == Kind::pre_forward_sync ? keys.next_sync(span) : keys.of(span, kLast);
       const Wait wait = wait_of(trace.rank, span, others);
       auto after = std::ranges::upper_bound(steps, wait.when.begin, {},
                                             [](const RankStep& step) { return step.period.begin; });
@@ -206,9 +220,11 @@ class Collection {
   // Until all had come to `others`, it was for a late rank.
   Wait wait_of(int rank, const Span& span, const Key& others) const {
     Wait wait{.when = interval_of(span)};
-    if (span.model == model_) wait.bucket = span.bucket;
+    if (span.model == job_.model) wait.bucket = span.bucket;
     const auto found = published_.find(others);
-    if (found != published_.end() && found->second.ranks == job_.size) {
+    const int group = std::get<0>(others);
+    const int size = group == kAllRanks ? job_.size : group_sizes_[static_cast<std::size_t>(group)];
+    if (found != published_.end() && found->second.ranks == size) {
       wait.late_rank = found->second.last_rank;
       wait.late = std::clamp(found->second.last - wait.when.begin, 0.0, wait.when.length());
     } else {
@@ -222,9 +238,9 @@ class Collection {
 
   const Job& job_;
   Clock::time_point origin_ = Clock::time_point::max();
+  std::map<std::vector<int>, int> groups_;  // their numbers
+  std::vector<int> group_sizes_;
   std::map<Key, Publication> published_;
-  std::uint64_t model_ = 0;
-  std::size_t models_ = 0;
 };
 
 }  // namespace

@@ -64,10 +64,8 @@ struct Step {
   int last_rank() const;        // that the others waited for longest; -1 is none
 };
 
-// The steps of the model that takes most time, as far as all ranks have the step and the next one.
+// The steps of the main model, as far as all of Job::ranks have the step and the next one.
 struct Run {
-  std::uint64_t model = 0;
-  std::size_t models = 0;
   Clock::time_point origin{};
   bool thread_known = false;  // all ranks have samples of most of their steps
   std::vector<Step> steps;

@@ -30,8 +30,9 @@ std::vector<std::string> remedies_of(const Diagnosis& diagnosis) {
 }
 
 std::string summary(const Analysis& a) {
-  std::string text = fmt::format("{} rank{}, {} steps with a median of {}", a.size,
-                                 a.size == 1 ? "" : "s", a.steps.size(), time_text(a.period));
+  std::string text = fmt::format("{} rank{}, ", a.size, a.size == 1 ? "" : "s");
+  if (a.group_size < a.size) text += fmt::format("of which {} train together, ", a.group_size);
+  text += fmt::format("{} steps with a median of {}", a.steps.size(), time_text(a.period));
   text += fmt::format(". The first {} steps are left out as warm-up", a.warm_up);
   if (a.pauses > 0) {
     text += fmt::format(", and {} long pause{} between steps, {} of the whole time", a.pauses,

@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, kFields> kFieldNames{
     "wall",       "used",      "running", "queued",       "at",
     "cpu",        "preempted", "faults",  "periods",      "throttled",
     "busy",       "stolen",    "machine", "cpu_pressure", "memory_pressure",
-    "latency",    "rate"};
+    "latency",    "rate",      "ranks"};
 // "out_of_range.406": a number that no double can hold.
 constexpr int kOverflow = 406;
 constexpr std::size_t kMostOfToken = 40;

@@ -48,8 +48,9 @@ enum class Field {
   memory_pressure,
   latency,
   rate,
+  ranks,
 };
-inline constexpr std::size_t kFields = 37;
+inline constexpr std::size_t kFields = 38;
 inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // doubles are exact up to here
 
 // An event of the Trace Event Format.

@@ -1,14 +1,18 @@
 #include "report/timelines/job.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <set>
+#include <utility>
 
 #include <paceline/error.h>
+
+#include "base/number_list.h"
 
 namespace paceline::report {
 namespace {
@@ -58,20 +62,19 @@ std::string misfit(const RankTrace& trace, const RankTrace& newest) {
   return "";
 }
 
-std::string missing_ranks(const Job& job) {
-  std::vector<std::string> ranges;
+std::string describe_ranks(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", base::list_text(ranks));
+}
+
+std::vector<int> missing_ranks(const Job& job) {
+  std::vector<int> missing;
   int next = 0;
-  const auto close = [&](int end) {
-    if (next < end - 1) ranges.push_back(fmt::format("{}-{}", next, end - 1));
-    if (next == end - 1) ranges.push_back(fmt::format("{}", next));
-  };
   for (const RankTrace& trace : job.ranks) {
-    close(trace.rank);
+    while (next < trace.rank) missing.push_back(next++);
     next = trace.rank + 1;
   }
-  close(job.size);
-  return fmt::format("rank{} {}", job.size - std::ssize(job.ranks) == 1 ? "" : "s",
-                     fmt::join(ranges, ", "));
+  while (next < job.size) missing.push_back(next++);
+  return missing;
 }
 
 void note_gaps(const RankTrace& trace, std::vector<std::string>& notes) {
@@ -87,7 +90,88 @@ void note_gaps(const RankTrace& trace, std::vector<std::string>& notes) {
   }
 }
 
+double microseconds(const Span& span) {
+  return std::chrono::duration<double, std::micro>(span.end - span.begin).count();
+}
+
+void choose_model(Job& job) {
+  std::map<std::uint64_t, double> times;
+  for (const RankTrace& trace : job.ranks) {
+    for (const Span& span : trace.spans) {
+      if (span.kind == Kind::step) times[span.model] += microseconds(span);
+    }
+  }
+  job.models = times.size();
+  const auto most = std::ranges::max_element(times, {}, [](auto& entry) { return entry.second; });
+  if (most != times.end()) job.model = most->first;
+}
+
+// Of the main model.
+std::vector<int> slowest_group(const Job& job) {
+  struct Waits {
+    double sum = 0;
+    double ranks = 0;
+  };
+  std::map<std::vector<int>, Waits> groups;
+  for (const RankTrace& trace : job.ranks) {
+    double waits = 0;
+    bool trains = false;
+    for (const Span& span : trace.spans) {
+      if (span.model != job.model) continue;
+      trains = trains || span.kind == Kind::step;
+      if (span.kind == Kind::wait || span.kind == Kind::pre_forward_sync) {
+        waits += microseconds(span);
+      }
+    }
+    if (!trains) continue;
+    Waits& group = groups[group_of(trace, job.model)];
+    group.sum += waits;
+    ++group.ranks;
+  }
+  const auto most = std::ranges::max_element(
+      groups, {}, [](auto& entry) { return entry.second.sum / entry.second.ranks; });
+  return most == groups.end() ? std::vector<int>() : most->first;
+}
+
 }  // namespace
+
+std::vector<int> group_of(const RankTrace& trace, std::uint64_t model) {
+  const auto found = trace.groups.find(model);
+  if (found == trace.groups.end() || !std::ranges::binary_search(found->second, trace.rank)) {
+    return {};
+  }
+  return found->second;
+}
+
+std::vector<const RankTrace*> all_traces(const Job& job) {
+  std::vector<const RankTrace*> traces;
+  for (const auto* const ranks : {&job.ranks, &job.others}) {
+    for (const RankTrace& trace : *ranks) traces.push_back(&trace);
+  }
+  return traces;
+}
+
+void choose_group(Job& job) {
+  job.group_size = job.size;
+  choose_model(job);
+  const std::vector<int> group = slowest_group(job);
+  if (group.empty()) return;
+  job.group_size = static_cast<int>(group.size());
+  const auto rest = std::stable_partition(
+      job.ranks.begin(), job.ranks.end(),
+      [&](const RankTrace& trace) { return std::ranges::binary_search(group, trace.rank); });
+  if (rest == job.ranks.end()) return;
+  std::vector<int> left_out;
+  for (auto trace = rest; trace != job.ranks.end(); ++trace) {
+    left_out.push_back(trace->rank);
+    job.others.push_back(std::move(*trace));
+  }
+  job.ranks.erase(rest, job.ranks.end());
+  job.notes.push_back(fmt::format(
+      "the judgement is about {}, which train{} model {} {}; {} {}", describe_ranks(group),
+      group.size() == 1 ? "s" : "", job.model, group.size() == 1 ? "alone" : "together",
+      describe_ranks(left_out), left_out.size() == 1 ? "does not" : "do not"));
+}
 
 Job merge(std::vector<RankTrace> traces) {
   const auto newest = std::ranges::max_element(traces, {}, &RankTrace::started);
@@ -111,14 +195,15 @@ Job merge(std::vector<RankTrace> traces) {
   }
   std::ranges::sort(job.ranks, {}, &RankTrace::rank);
   if (std::ssize(job.ranks) < job.size) {
-    job.notes.push_back(
-        fmt::format("there is no timeline of {} (of {} ranks)", missing_ranks(job), job.size));
+    job.notes.push_back(fmt::format("there is no timeline of {} (of {} ranks)",
+                                    describe_ranks(missing_ranks(job)), job.size));
   }
   for (const RankTrace& trace : job.ranks) {
     elsewhere.erase(trace.rank);
     note_gaps(trace, job.notes);
   }
   job.elsewhere = static_cast<int>(elsewhere.size());
+  choose_group(job);
   return job;
 }
 

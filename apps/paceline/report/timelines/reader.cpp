@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -15,6 +14,7 @@
 #include <paceline/error.h>
 
 #include "base/errno_error.h"
+#include "base/number_list.h"
 #include "base/unique_fd.h"
 #include "report/timelines/event_parser.h"
 #include "trace/format.h"
@@ -27,30 +27,6 @@ constexpr int kMaxRanks = 1 << 16;
 constexpr int kMaxBuckets = 1 << 20;
 constexpr int kMaxCores = 1 << 16;
 constexpr auto kMaxFile = std::int64_t{1} << 30;
-
-// "0-3,8", in ascending order, so that a long text costs no more than its cores; empty if `text` is
-// malformed.
-std::set<int> parse_cores(std::string_view text) {
-  std::set<int> cores;
-  while (!text.empty()) {
-    const std::string_view range = text.substr(0, text.find(','));
-    text.remove_prefix(std::min(range.size() + 1, text.size()));
-    const char* const end = range.data() + range.size();
-    int first = 0;
-    auto read = std::from_chars(range.data(), end, first);
-    int last = first;
-    if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
-      read = std::from_chars(read.ptr + 1, end, last);
-    }
-    const int least = cores.empty() ? 0 : *cores.rbegin() + 1;
-    if (read.ec != std::errc() || read.ptr != end || first < least || last < first ||
-        last >= kMaxCores) {
-      return {};
-    }
-    for (int core = first; core <= last; ++core) cores.insert(core);
-  }
-  return cores;
-}
 
 // Translates events into a RankTrace.
 class Collector {
@@ -99,6 +75,7 @@ class Collector {
     if (name == "paceline_job") return take_job(event);
     if (name == "paceline_bucket") return take_bucket(event);
     if (name == "paceline_reduction") return take_reduction(event);
+    if (name == "paceline_group") return take_group(event);
     if (name == "paceline_lost") {
       trace_.dropped +=
           static_cast<std::uint64_t>(event.integer(Field::spans, 0, kMaxCount).value_or(0));
@@ -124,7 +101,8 @@ class Collector {
     trace_.rank = static_cast<int>(*rank);
     trace_.size = static_cast<int>(*size);
     trace_.local_size = static_cast<int>(event.integer(Field::local_size, 0, *size).value_or(0));
-    trace_.affinity = parse_cores(event.text(Field::affinity));
+    const auto cores = base::parse_list(event.text(Field::affinity), kMaxCores);
+    trace_.affinity = {cores.begin(), cores.end()};
     trace_.cores = static_cast<int>(event.integer(Field::cores, 0, kMaxRanks).value_or(0));
     trace_.started = event.integer(Field::started, 0, kMaxCount).value_or(0);
     trace_.boot = event.text(Field::boot);
@@ -185,6 +163,14 @@ class Collector {
     const double rate = event.number(Field::rate).value_or(-1);
     if (!model || !(latency >= 0) || !(rate >= 0)) return false;
     trace_.reductions[static_cast<std::uint64_t>(*model)] = {latency, rate};
+    return true;
+  }
+
+  bool take_group(const Event& event) {
+    const auto model = event.integer(Field::model, 0, kMaxCount);
+    auto ranks = base::parse_list(event.text(Field::ranks), kMaxRanks);
+    if (!model || ranks.empty()) return false;
+    trace_.groups[static_cast<std::uint64_t>(*model)] = std::move(ranks);
     return true;
   }
 

@@ -42,6 +42,8 @@ struct RankTrace {
   std::vector<Span> device_spans;  // of an accelerator
   std::map<BucketKey, BucketInfo> buckets;
   std::map<std::uint64_t, trace::ReductionCost> reductions;  // by model
+  // By model: the ranks that train it together, in ascending order. Models may lack it.
+  std::map<std::uint64_t, std::vector<int>> groups;
   // Both in the order of time. Files of earlier versions have none of a thread, and no times of
   // the others.
   std::vector<CpuUse> cpu;
