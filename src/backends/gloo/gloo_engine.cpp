@@ -32,6 +32,12 @@ static_assert(GlooEngine::kTags * kPieces < std::size_t{1} << 31);  // c10d's ar
 // A transfer posts no further receive while it waits for so many bytes. Gloo sends only what has
 // been posted, and a link drops packets if all other nodes send to it at once.
 constexpr std::size_t kPostedBytes = std::size_t{512} << 10;
+// Besides those that connect to a rank.
+constexpr std::size_t kThreads = 128;
+// If more transfers are under way, a thread waits so long for one, and then for the next. The turns
+// are short while transfers end.
+constexpr std::chrono::milliseconds kShortTurn{8};
+constexpr std::chrono::milliseconds kLongTurn{32};
 
 std::size_t pieces_of(const internode::Engine::Message& message) {
   return std::clamp(message.bytes / kLeastPiece, std::size_t{1}, kPieces);
@@ -53,6 +59,10 @@ struct GlooEngine::State {
   std::size_t awaited_bytes = 0;
   Pieces receives{};
   Pieces sends{};
+  std::size_t received = 0;  // pieces that are complete
+  std::size_t sent = 0;
+  base::Deadline::Clock::time_point taken{};  // when its thread took it
+  bool yields = false;                        // its thread is to take another one
   std::optional<int> awaited{};
   std::exception_ptr error{};
   bool cancelled = false;
@@ -67,6 +77,11 @@ struct GlooEngine::State {
     for (const Pieces* const pieces : {&receives, &sends}) {
       for (const Piece& piece : *pieces) piece.work->abort();  // ends its wait
     }
+  }
+  void yield() {
+    yields = true;
+    if (received < receives.size()) receives[received].work->abort();
+    if (sent < sends.size()) sends[sent].work->abort();
   }
 };
 
@@ -123,9 +138,12 @@ GlooEngine::~GlooEngine() {
       if (!peer.handshake_ended) peer.handshake->cancel();
     }
     for (const auto& state : abandoned_) state->cancel();
+    std::ranges::move(std::exchange(kept_, {}), std::back_inserter(queue_));
   }
   changed_.notify_all();
+  crowded_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  if (turns_.joinable()) turns_.join();
   close_connections();
 }
 
@@ -184,9 +202,13 @@ std::unique_ptr<internode::Engine::Transfer> GlooEngine::launch(std::shared_ptr<
 
 // What follows up to post_deferred: with the lock.
 
-// For one more transfer.
+// For one more transfer. It has none of its own if there are many.
 void GlooEngine::provide_thread() {
-  if (queue_.size() < idle_) return;
+  if (queue_.size() < idle_ || threads_.size() >= kThreads + connecting_) return;
+  // First, so that transfers never wait for a thread without it.
+  if (threads_.size() + 1 >= kThreads && !turns_.joinable()) {
+    turns_ = base::start_thread([this] { take_turns(); });
+  }
   threads_.push_back(base::start_thread([this] { run(); }));
   ++idle_;
 }
@@ -197,8 +219,10 @@ void GlooEngine::enqueue(std::shared_ptr<State> state) {
   } catch (const Error&) {
     // There is one, which takes it after others.
   }
-  queue_.push_back(std::move(state));
+  // The handshake's thread may wait for ever, and has come for it.
+  queue_.insert(state->connects_to ? queue_.begin() : queue_.end(), std::move(state));
   changed_.notify_all();
+  crowded_.notify_all();
 }
 
 void GlooEngine::connect_to(int rank) {
@@ -206,10 +230,12 @@ void GlooEngine::connect_to(int rank) {
   const auto when_done = [this, rank] {
     const std::lock_guard lock(mutex_);
     peers_[rank].handshake_ended = true;
+    --connecting_;
     post_deferred();
   };
   auto handshake = std::make_shared<State>(State{.when_done = when_done, .connects_to = rank});
   peers_[rank].handshake = handshake;
+  ++connecting_;
   enqueue(std::move(handshake));
 }
 
@@ -343,7 +369,7 @@ void GlooEngine::post_handshake(State& state) {
 
 void GlooEngine::run() {
   while (true) {
-    std::shared_ptr<State> state;
+    std::shared_ptr<State> state;  // destroyed without the lock
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return stops_ || !queue_.empty(); });
@@ -351,15 +377,44 @@ void GlooEngine::run() {
       state = std::move(queue_.front());
       queue_.pop_front();
       --idle_;
+      state->taken = base::Deadline::Clock::now();
+      running_.push_back(state);
     }
-    perform(*state);
+    const Outcome outcome = perform(*state);
     {
       const std::lock_guard lock(mutex_);
-      state->done = true;
-      std::erase(abandoned_, state);
+      std::erase(running_, state);
       ++idle_;
+      if (outcome == Outcome::ended) {
+        state->done = true;
+        ++ended_;
+        std::erase(abandoned_, state);
+      } else {
+        (outcome == Outcome::yields || stops_ ? queue_ : kept_).push_back(state);
+      }
     }
     changed_.notify_all();
+  }
+}
+
+// Interrupts the threads if transfers wait for one. A wait that is interrupted loses nothing.
+void GlooEngine::take_turns() {
+  std::unique_lock lock(mutex_);
+  auto turn = kShortTurn;
+  std::uint64_t ended = ended_;
+  const auto stops = [&] { return stops_; };
+  while (!stops_) {
+    crowded_.wait(lock, [&] { return stops_ || queue_.size() > idle_; });
+    crowded_.wait_for(lock, turn, stops);
+    const auto now = base::Deadline::Clock::now();
+    std::size_t wait = queue_.size() - std::min(queue_.size(), idle_);
+    for (const auto& state : running_) {
+      if (wait == 0) break;
+      if (state->connects_to || state->yields || now - state->taken < turn) continue;
+      state->yield();
+      --wait;
+    }
+    turn = std::exchange(ended, ended_) == ended_ ? std::min(2 * turn, kLongTurn) : kShortTurn;
   }
 }
 
@@ -379,29 +434,33 @@ void GlooEngine::close_incomplete(const Pieces& pieces) {
 }
 
 // Sends are waited for last: their receivers may post them only after what they receive before.
-void GlooEngine::wait(State& state) {
+// False if the thread is to take another transfer before this one has ended.
+bool GlooEngine::wait(State& state) {
+  std::unique_lock lock(mutex_);
   for (const bool sends : {false, true}) {
     const Pieces& pieces = sends ? state.sends : state.receives;
-    for (std::size_t i = 0;; ++i) {
-      Piece piece;
-      {
-        const std::lock_guard lock(mutex_);
-        if (state.cancelled || state.error) return;
-        if (!sends) post_receives(state);
-        if (i == pieces.size()) break;
-        piece = pieces[i];
-        state.awaited = piece.rank;
-      }
-      piece.work->wait(base::Deadline::kLongest);
+    std::size_t& complete = sends ? state.sent : state.received;
+    while (!state.cancelled && !state.error) {
+      if (!sends) post_receives(state);
+      if (complete == pieces.size()) break;
+      if (std::exchange(state.yields, false)) return false;
+      const Piece piece = pieces[complete];
+      state.awaited = piece.rank;
+      lock.unlock();
+      const bool is_complete = piece.work->wait(base::Deadline::kLongest);
+      lock.lock();
+      if (!is_complete) continue;  // it was interrupted
+      ++complete;
       if (!sends) state.awaited_bytes -= piece.bytes;
     }
   }
+  return true;
 }
 
-void GlooEngine::perform(State& state) {
+GlooEngine::Outcome GlooEngine::perform(State& state) {
   try {
     if (state.connects_to) post_handshake(state);
-    wait(state);
+    if (!wait(state)) return Outcome::yields;
   } catch (...) {
     const std::lock_guard lock(mutex_);
     state.error = std::current_exception();
@@ -410,9 +469,9 @@ void GlooEngine::perform(State& state) {
   bool completed = false;
   bool awaited = false;
   {
-    std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     // To close its connections would end the messages of other transfers, too.
-    if (state.error) changed_.wait(lock, [&] { return stops_ || !state.abandoned; });
+    if (state.error && state.abandoned && !stops_) return Outcome::keeps;
     completed = !state.cancelled && !state.error;
     state.ends = awaited = !state.cancelled && !state.abandoned;
     pieces = std::exchange(state.receives, {});
@@ -421,6 +480,7 @@ void GlooEngine::perform(State& state) {
   if (!completed) close_incomplete(pieces);
   pieces.clear();  // from here on, nothing accesses the memory
   if (awaited) state.when_done();
+  return Outcome::ended;
 }
 
 }  // namespace paceline::backends

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <list>
 #include <map>
@@ -20,7 +21,8 @@
 namespace paceline::backends {
 
 // Transfers as sends and receives of a c10d::Backend. Its works do not say when they are complete,
-// so threads wait for them, one for each transfer under way.
+// so threads wait for them, one for each transfer under way. If these are many, the threads wait
+// for them in turns: abort() of a work interrupts its wait, and the work goes on.
 //
 // The backend connects two ranks at their first message. It waits there for the other rank, cannot
 // be interrupted, and fails after some seconds. So two ranks of an engine first meet in the store,
@@ -54,6 +56,12 @@ class GlooEngine final : public internode::Engine {
  private:
   struct State;
   class Handle;
+  // Of a thread's turn with a transfer.
+  enum class Outcome {
+    ended,
+    yields,  // to the other transfers in the queue
+    keeps,   // its memory until the engine ends
+  };
   struct Piece {
     c10::intrusive_ptr<c10d::Work> work;
     std::size_t bytes;
@@ -81,8 +89,9 @@ class GlooEngine final : public internode::Engine {
   void provide_thread();
   void enqueue(std::shared_ptr<State> state);
   void run();
-  void perform(State& state);
-  void wait(State& state);
+  void take_turns();
+  Outcome perform(State& state);
+  bool wait(State& state);
   static void close_incomplete(const Pieces& pieces);
   void close_connections();
 
@@ -96,10 +105,16 @@ class GlooEngine final : public internode::Engine {
   std::map<int, Peer> peers_;                   // by rank
   std::list<std::shared_ptr<State>> deferred_;  // they wait for connections, in order
   std::deque<std::shared_ptr<State>> queue_;
-  std::size_t idle_ = 0;  // threads that no transfer in the queue is for
+  std::vector<std::shared_ptr<State>> running_;  // each has a thread; the first for the longest
+  std::deque<std::shared_ptr<State>> kept_;      // abandoned ones that have failed
+  std::size_t connecting_ = 0;                   // handshakes that have not ended
+  std::uint64_t ended_ = 0;                      // how many transfers
+  std::size_t idle_ = 0;                         // threads that have no transfer
   bool stops_ = false;
   std::vector<std::shared_ptr<State>> abandoned_;  // under way
   std::vector<std::thread> threads_;
+  std::condition_variable crowded_;  // for take_turns
+  std::thread turns_;
 };
 
 }  // namespace paceline::backends
