@@ -66,6 +66,7 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   region_->check_usable({kName, round_});
   ++round_;
   settling_.reset();
+  stops_ = StopDetector();
   const int me = region_->rank();
   region_->publish(region_->memory().collectives(me).barrier.arrived, round_);
   CallDeadline call_deadline{timeout};
@@ -75,8 +76,12 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
   const BarrierArrival& host = region_->memory().collectives(0).barrier;
   // Rank 0 waits for its own timeout, which begins when it arrives.
   const auto until_verdict = base::Deadline::after(timeout).remaining() + kVerdict;
-  const bool told = wait_for(host.arrived, 0, base::Deadline::after(timeout), context) &&
-                    wait_for(host.over, 0, base::Deadline::after(until_verdict), context);
+  auto arrival = base::Deadline::after(timeout);
+  bool told = wait_for(host.arrived, 0, arrival, timeout, context);
+  if (told) {
+    auto verdict = base::Deadline::after(until_verdict);
+    told = wait_for(host.over, 0, verdict, until_verdict, context);
+  }
   if (told && Region::reached(host.complete, round_)) return;
   const GlobalRanks& ranks = region_->global_ranks();
   const RankSet missing =
@@ -86,11 +91,11 @@ void MonitoredBarrier::pass(std::chrono::milliseconds timeout, bool wait_all_ran
 
 void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_ranks,
                                ArrivalWait& context) {
-  const auto deadline = base::Deadline::after(timeout);
+  auto deadline = base::Deadline::after(timeout);
   LocalRankMask bits = 0;
   for (int peer = 1; peer < region_->size(); ++peer) {
-    if (wait_for(region_->memory().collectives(peer).barrier.arrived, peer, deadline, context))
-      continue;
+    const Word& arrived = region_->memory().collectives(peer).barrier.arrived;
+    if (wait_for(arrived, peer, deadline, timeout, context)) continue;
     bits |= local_rank_bit(peer);
     if (!wait_all_ranks) break;
   }
@@ -108,12 +113,17 @@ void MonitoredBarrier::collect(std::chrono::milliseconds timeout, bool wait_all_
                     round_);
 }
 
-// False if the deadline came first.
-bool MonitoredBarrier::wait_for(const Word& word, int peer, const base::Deadline& deadline,
-                                ArrivalWait& context) {
+// False if the deadline came first. `timeout`: the deadline's; it moves by the time for which this
+// process was stopped.
+bool MonitoredBarrier::wait_for(const Word& word, int peer, base::Deadline& deadline,
+                                std::chrono::milliseconds timeout, ArrivalWait& context) {
   while (true) {
     const std::uint32_t heard = region_->rings();
     if (Region::reached(word, round_)) return true;
+    if (const auto stopped = stops_.look(); stopped.count() > 0) {
+      StopDetector::postpone(deadline, stopped, timeout);
+      settling_.reset();
+    }
     region_->check_usable({kName, round_});
     if (!region_->peers().is_here(peer) && !Region::reached(word, round_)) {
       region_->fail_lost(peer, kName, {kName, round_});

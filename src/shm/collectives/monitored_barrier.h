@@ -7,6 +7,7 @@
 
 #include "shm/membership/rank_set.h"
 #include "shm/region.h"
+#include "shm/sync/stop_detector.h"
 
 namespace paceline::shm {
 
@@ -35,13 +36,15 @@ class MonitoredBarrier {
   class ArrivalWait;
 
   void collect(std::chrono::milliseconds timeout, bool wait_all_ranks, ArrivalWait& context);
-  bool wait_for(const Word& word, int peer, const base::Deadline& deadline, ArrivalWait& context);
+  bool wait_for(const Word& word, int peer, base::Deadline& deadline,
+                std::chrono::milliseconds timeout, ArrivalWait& context);
   bool has_arrived(int rank) const;
   void check_calls(bool late);
 
   std::shared_ptr<Region> region_;
   std::uint32_t round_ = 0;
   std::optional<base::Deadline> settling_;  // since a rank was found in another call
+  StopDetector stops_;
 };
 
 }  // namespace paceline::shm

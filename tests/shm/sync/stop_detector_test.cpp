@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shm/collectives/group.h"
+#include "shm/collectives/monitored_barrier.h"
 #include "shm/p2p/mailbox.h"
 #include "shm/p2p/requests.h"
 #include "support/eventually.h"
@@ -46,6 +47,12 @@ void expect_success(const std::function<Word&(Region& region)>& sleepers,
 TEST(StopDetector, CollectivesWaitForRanksThatWereStoppedToo) {
   expect_success([](Region& region) -> Word& { return region.memory().rank_block(1).sleepers; },
                  [](const auto& region) { Group(region).barrier(); });
+}
+
+TEST(StopDetector, MonitoredBarriersWaitForRanksThatWereStoppedToo) {
+  expect_success(
+      [](Region& region) -> Word& { return region.memory().rank_block(0).doorbell.listeners; },
+      [](const auto& region) { MonitoredBarrier(region).pass(kWaitLimit, false); });
 }
 
 TEST(StopDetector, MessagesWaitForRanksThatWereStoppedToo) {
