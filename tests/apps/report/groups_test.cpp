@@ -17,12 +17,15 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// In each group of two ranks the second one is slow, for as long as its group says.
+// In each group of two ranks the second one is slow, for as long as its group says. All have
+// steps of 9 ms, and begin them at different times.
 std::vector<RankTrace> make_pairs(const std::vector<double>& slow) {
   std::vector<RankTrace> all;
   for (std::size_t pair = 0; pair < slow.size(); ++pair) {
-    auto traces = make_timelines(
-        {.computing = [&](int rank, int) { return rank == 1 ? 6000 + slow[pair] : 6000.0; }});
+    MadeJob job;
+    job.computing = [&](int rank, int) { return rank == 1 ? 6000 + slow[pair] : 6000.0; };
+    job.between = [&](int, int) { return 3000 - slow[pair]; };
+    auto traces = make_timelines(job);
     const int first = static_cast<int>(2 * pair);
     for (RankTrace& trace : traces) {
       trace.rank += first;
@@ -31,6 +34,8 @@ std::vector<RankTrace> make_pairs(const std::vector<double>& slow) {
       trace.groups[0] = {first, first + 1};
       for (Span& span : trace.spans) {
         if (span.peer >= 0) span.peer += first;
+        span.begin += std::chrono::milliseconds(3 * pair);
+        span.end += std::chrono::milliseconds(3 * pair);
       }
       all.push_back(std::move(trace));
     }
