@@ -23,8 +23,8 @@
 #include <paceline/collectives.h>
 #include <paceline/data_loader.h>
 #include <paceline/error.h>
-#include <paceline/logical_data_loader.h>
 
+#include "checkpoint/trainings.h"
 #include "support/temporary_directory.h"
 #include "support/thoroughness.h"
 #include "support/torch_ranks.h"
@@ -33,113 +33,24 @@ namespace paceline {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Checkpoints;
+using test::expect_equal;
 using test::expect_torch_ranks;
+using test::kEpochs;
 using test::names_in;
+using test::Points;
+using test::Training;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-// With random numbers, and with buffers that training changes.
-struct DropoutNetImpl : torch::nn::Module {
-  torch::nn::Linear first{register_module("first", torch::nn::Linear(3, 8))};
-  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(8))};
-  torch::nn::Linear last{register_module("last", torch::nn::Linear(8, 1))};
-  torch::Tensor forward(const torch::Tensor& x) {
-    return last(torch::dropout(norm(first(x)).tanh(), 0.5, is_training()));
-  }
-};
-TORCH_MODULE(DropoutNet);
-
-struct Points {
-  std::int64_t size() const { return 23; }
-  at::Tensor get(std::int64_t i) {
-    return (torch::arange(3, at::kFloat) + static_cast<float>(i)).sin();
-  }
-};
-
-constexpr int kEpochs = 3;
-
-// A training program. Everything in it is made anew for each run.
-struct Training {
-  explicit Training(int seed = 1) : model(make_net(seed)) {}
-  static DropoutNet make_net(int seed) {
-    torch::manual_seed(seed);
-    return {};
-  }
-
-  DistributedDataParallel<DropoutNetImpl> model;
-  torch::optim::AdamW adam{model.parameters(), 0.01};
-  Points points{};
-  data::DataLoader<Points> loader{points,
-                                  data::DistributedSampler(points.size(), {.seed = 5}),
-                                  {.batch_size = 3, .num_workers = 1}};
-  std::int64_t step = 0;
-  double loss_sum = 0;
-  const States states{{"model", model},
-                      {"adam", adam},
-                      {"loader", loader},
-                      {"step", step},
-                      {"loss", Stateful(loss_sum).per_rank()}};
-
-  // Calls `after_step` after each, which returns whether to go on.
-  void run(const std::function<bool()>& after_step) {
-    for (auto epoch = loader.epoch(); epoch < kEpochs; ++epoch) {
-      for (auto& x : loader.epoch(epoch)) {
-        adam.zero_grad();
-        auto loss = (model(x) - x.sum(1, true)).square().mean();
-        loss.backward();
-        adam.step();
-        loss_sum += loss.item<double>();
-        ++step;
-        if (!after_step()) return;
-      }
-      // What a loop does at the end of an epoch must not be skipped by a resumed one.
-      adam.param_groups()[0].options().set_lr(0.01 / static_cast<double>(epoch + 2));
-    }
-  }
-  // Everything that must have the same bits. Buffers only on rank 0: the next forward copies its
-  // buffers to all ranks.
-  std::vector<at::Tensor> result() {
-    std::vector<at::Tensor> all{torch::tensor(loss_sum, at::kDouble), torch::tensor(step),
-                                torch::rand({2})};
-    for (const auto& parameter : model.parameters()) all.push_back(parameter.detach().clone());
-    if (get_rank() > 0) return all;
-    for (const auto& buffer : model.module()->buffers()) all.push_back(buffer.clone());
-    return all;
-  }
-};
-
 std::vector<at::Tensor> uninterrupted() {
   Training training;
   training.run([] { return true; });
   return training.result();
 }
-
-void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    EXPECT_TRUE(torch::equal(got[i], expected[i])) << i << ": " << got[i] << expected[i];
-  }
-}
-
-class Checkpoints : public ::testing::Test {
- protected:
-  fs::path path() const { return directory_.path() / "run"; }
-  fs::path file(const char* step, const char* name) const {
-    return path() / (std::string("step-00000000000") + step) / name;
-  }
-  static void damage(const fs::path& path) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(-1000, std::ios::end);
-    const char byte = static_cast<char>(file.get());
-    file.seekp(-1000, std::ios::end);
-    file.put(static_cast<char>(byte ^ 1));
-  }
-
-  test::TemporaryDirectory directory_;
-};
 
 class CheckpointsOfWorlds : public Checkpoints,
                             public ::testing::WithParamInterface<std::tuple<int, bool>> {};
@@ -510,47 +421,6 @@ TEST_F(Checkpoints, InvalidCallsAreRefused) {
   });
 }
 
-TEST_F(Checkpoints, AnotherNumberOfRanksGoesOn) {
-  for (const int ranks : {3, 2, 1, 4}) {
-    expect_torch_ranks(ranks, "paceline", [&](int rank, int) {
-      Training training(ranks);
-      const States states(training.states.begin(), training.states.end() - 1);  // without the last
-      CheckpointDirectory checkpoints(path());
-      const auto resumed = checkpoints.resume(states);
-      EXPECT_EQ(resumed.has_value(), ranks != 3);
-      EXPECT_THAT(resumed ? resumed->message : fmt::format("; ranks: {}, and", ranks),
-                  HasSubstr(fmt::format("; ranks: {}, and", ranks)));
-      const auto stop = training.step + 2;
-      training.run([&] { return training.step < stop; });
-      checkpoints.save(training.step, states);
-      double own = rank;
-      const States of_ranks{{"own", Stateful(own).per_rank()}};
-      CheckpointDirectory others(path() / "own");
-      if (ranks == 3) return others.save(1, of_ranks);
-      EXPECT_THAT(
-          [&] { others.resume(of_ranks); },
-          ThrowsMessage<Error>(HasSubstr("'own' is of each rank by itself, of 3 ranks; this "
-                                         "job has " +
-                                         std::to_string(ranks))));
-    });
-  }
-}
-
-// Ranks may have different numbers of threads.
-TEST_F(Checkpoints, AChangeOfThreadsIsNamedWhenARunGoesOn) {
-  expect_torch_ranks(3, "paceline", [&](int rank, int) {
-    at::set_num_threads(2 + rank);
-    std::int64_t step = 1;
-    const States states{{"step", step}};
-    CheckpointDirectory checkpoints(path());
-    checkpoints.save(1, states);
-    EXPECT_THAT(checkpoints.resume(states)->message, Not(HasSubstr("changed")));
-    if (rank > 0) at::set_num_threads(2);
-    EXPECT_THAT(checkpoints.resume(states)->message,
-                HasSubstr("; on rank 1, threads have changed from 3 to 2: last bits may differ"));
-  });
-}
-
 TEST_F(Checkpoints, SaysThatAllRanksSave) {
   expect_torch_ranks(2, "paceline", [&](int rank, int) {
     double number = 1;
@@ -561,78 +431,6 @@ TEST_F(Checkpoints, SaysThatAllRanksSave) {
     };
     EXPECT_THAT(save, ThrowsMessage<Mismatch>(
                           HasSubstr(rank == 0 ? "call save() on all ranks" : "all_gather")));
-  });
-}
-
-TEST_F(Checkpoints, AnotherNumberOfLogicalRanksIsRefused) {
-  expect_torch_ranks(2, "paceline", [&](int, int) {
-    const auto with_ranks = [&](int logical_ranks, const auto& call) {
-      DistributedDataParallel<DropoutNetImpl> model(DropoutNet(), {.logical_ranks = logical_ranks});
-      CheckpointDirectory checkpoints(path());
-      call(checkpoints, States{{"ranks", model.logical_ranks()}});
-    };
-    with_ranks(4, [](auto& checkpoints, const States& states) { checkpoints.save(1, states); });
-    EXPECT_THAT([&] { with_ranks(0, [](auto&, const States&) {}); },
-                ThrowsMessage<UsageError>(HasSubstr("set DdpOptions::logical_ranks")));
-    for (const int other : {2, 8}) {
-      EXPECT_THAT(
-          [&] {
-            with_ranks(other, [](auto& checkpoints, const States& states) {
-              static_cast<void>(checkpoints.resume(states));
-            });
-          },
-          ThrowsMessage<Error>(HasSubstr(
-              fmt::format("it has 4 logical ranks, and DdpOptions::logical_ranks is {}", other))));
-    }
-  });
-}
-
-// With logical ranks, the same bits at any number of ranks.
-TEST_F(Checkpoints, OfLogicalRanksAreForAnyNumberOfRanks) {
-  constexpr int kLogical = 4;
-  const auto train = [&](int seed, int stop, std::optional<CheckpointDirectory> checkpoints) {
-    torch::manual_seed(seed);
-    Points points;
-    DistributedDataParallel<DropoutNetImpl> model(DropoutNet(), {.logical_ranks = kLogical});
-    torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    data::LogicalDataLoader loader(points, model.logical_ranks(),
-                                   [&](int rank) {
-                                     return data::DistributedSampler(
-                                         points.size(), {.num_replicas = kLogical, .rank = rank});
-                                   },
-                                   {.batch_size = 2});
-    std::int64_t step = 0;
-    const States states{
-        {"model", model}, {"sgd", sgd}, {"ranks", model.logical_ranks()}, {"step", step}};
-    if (checkpoints) checkpoints->resume(states);
-    for (auto epoch = loader.epoch(); epoch < kEpochs; ++epoch) {
-      for (auto& batches : loader.epoch(epoch)) {
-        for (const int rank : model.logical_ranks()) {
-          const auto& x = batches[rank];
-          (model(x) - x.sum(1, true)).square().mean().backward();
-        }
-        sgd.step();
-        sgd.zero_grad();
-        ++step;
-        if (step == stop) {
-          checkpoints->save(step, states);
-          return std::vector<at::Tensor>();
-        }
-      }
-    }
-    std::vector<at::Tensor> all;
-    for (const auto& parameter : model.parameters()) all.push_back(parameter.detach().clone());
-    return all;
-  };
-  int stop = 0;
-  for (const int ranks : {1, 4, 2, 3}) {
-    stop += 2;
-    expect_torch_ranks(ranks, "paceline",
-                       [&](int, int) { train(ranks, stop, CheckpointDirectory(path())); });
-  }
-  expect_torch_ranks(2, "paceline", [&](int, int) {
-    const auto got = train(9, 100, CheckpointDirectory(path()));
-    expect_equal(got, train(1, 100, std::nullopt));
   });
 }
 

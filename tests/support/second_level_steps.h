@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -105,6 +106,17 @@ inline void run_step(shm::BucketReducer& reducer, const FakeNetwork& network, in
   reducer.finish();
   const std::vector<double> weights(ranks_of(network), 1.0);
   for (std::size_t b = 0; b < kCount; ++b) expect_reduced(reducer, b, step, weights);
+}
+
+// Runs steps until an error, which is expected of every rank.
+template <typename ErrorType, typename Check>
+void expect_error(const std::function<void()>& steps, Check check) {
+  try {
+    steps();
+    ADD_FAILURE() << "no error";
+  } catch (const ErrorType& error) {
+    check(error);
+  }
 }
 
 template <typename Body>

@@ -3,21 +3,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <fstream>
-#include <future>
 #include <iterator>
 #include <numeric>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "base/cores.h"
 #include "shm/collectives/group.h"
-#include "shm/p2p/mailbox.h"
 #include "support/cases.h"
 #include "support/elements.h"
-#include "support/kernel_oracle.h"
 #include "support/process_ranks.h"
 #include "support/refuse_call.h"
 #include "support/shared.h"
@@ -493,152 +487,6 @@ TEST_P(Collectives, MovePartsByTwoCopiesWhereARankMayNotReadAnothersMemory) {
     });
   }
   if (*skipped) GTEST_SKIP() << "no seccomp filters here";
-}
-
-// What this process holds of the system.
-struct Holdings {
-  long kibibytes = 0;
-  long descriptors = 0;
-};
-// From the page tables: the kernel's counters, as in statm, are off by up to 64 pages a thread. The
-// pages of programs are left out, since they come in as code runs for the first time.
-Holdings holdings() {
-  Holdings now;
-  std::ifstream rollup("/proc/self/smaps_rollup");
-  for (std::string word; rollup >> word;) {
-    long kibibytes = 0;
-    if (word == "Anonymous:" || word == "Pss_Shmem:") rollup >> kibibytes;
-    now.kibibytes += kibibytes;
-  }
-  now.descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
-  return now;
-}
-
-TEST(Collectives, LongRunHoldsNoMoreThanAShortOne) {
-  const int calls = test::kSanitized ? 4000 : 200'000 * thoroughness();
-  const auto ends = test::run_process_ranks(2, [&](int rank, BootstrapSockets sockets) {
-    const auto region = Region::create(std::move(sockets), rank, 2, small_region());
-    Group group(region);
-    Mailbox mailbox(region);
-    std::vector<float> data(5000, 1.0f);
-    Holdings early;
-    // A busy machine takes a hundred times as long for one; rank 0's first element says that it is
-    // enough.
-    const auto enough = base::Deadline::after(std::chrono::seconds(15));
-    int call = 0;
-    for (; call < calls && data[0] == 1; ++call) {
-      const std::size_t count = call % 10 == 0 ? data.size() : 10;
-      if (rank == 0 && call > 400 && enough.expired()) data[0] = 2;
-      group.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::max);
-      void* const shared = region->memory().allocate(count);
-      region->memory().free(shared);
-      int open = 1;
-      const Mailbox::Message message{data.data(), count, DataType::float32,
-                                     1 - rank,    0,     std::chrono::minutes(1)};
-      const auto done = [&](const std::exception_ptr& error, int) {
-        EXPECT_FALSE(error);
-        --open;
-      };
-      call % 2 == rank ? mailbox.send(message, done) : mailbox.receive(message, done);
-      mailbox.pump([&] { return open == 0; });
-      if (call == 100) early = holdings();
-    }
-    const Holdings late = holdings();
-    EXPECT_EQ(late.descriptors, early.descriptors);
-    // Sanitizers hold memory of their own, and what was freed for a while.
-    if (!test::kSanitized) {
-      EXPECT_GT(early.kibibytes, 0);
-      EXPECT_LE(late.kibibytes, early.kibibytes + 256);
-    }
-    group.barrier();
-    return std::to_string(call);
-  });
-  for (const auto& end : ends) ASSERT_TRUE(end.exited_cleanly()) << end.report;
-  // From then on, 100 bytes lost in every tenth call exceed the allowance above.
-  if (!test::kSanitized && std::stoi(ends[0].report) < 30'000) {
-    GTEST_SKIP() << "only " << ends[0].report << " calls in 15 s: too few to see a leak";
-  }
-}
-
-using CollectivesUpTo5 = test::SizeTest;
-INSTANTIATE_TEST_SUITE_P(, CollectivesUpTo5, ::testing::Values(2, 3, 5), test::CaseName());
-
-template <typename T>
-void expect_averages(Group& group, DataType type, const std::vector<std::vector<T>>& inputs,
-                     const std::vector<T>& averages) {
-  namespace exact = test::exact;
-  const std::vector<T>& input = inputs[static_cast<std::size_t>(group.rank())];
-  const std::size_t count = input.size();
-  std::vector<T> separate(count);
-  group.all_reduce(input.data(), separate.data(), count, type, ReduceOp::avg);
-  EXPECT_EQ(exact::bytes_of(separate), exact::bytes_of(averages)) << count << " unregistered";
-  RegionMemory& memory = group.region()->memory();
-  auto* const shared = static_cast<T*>(memory.allocate(count * sizeof(T)));
-  std::copy(input.begin(), input.end(), shared);
-  group.all_reduce(shared, shared, count, type, ReduceOp::avg);
-  EXPECT_EQ(exact::bytes_of(std::vector<T>(shared, shared + count)), exact::bytes_of(averages))
-      << count << " registered";
-  memory.free(shared);
-}
-
-// On both sides of each limit in reductions.cpp, with large and with the smallest staging buffers,
-// and with as many cores as there are and with one.
-TEST_P(CollectivesUpTo5, ReductionsGiveTheBitsOfTheTreeOnEveryPath) {
-  namespace exact = test::exact;
-  const auto size = static_cast<std::size_t>(GetParam());
-  const int core = base::affinity().front();
-  std::vector<std::size_t> limits{64, 4096, 8192, 16384, 60'000};
-  for (const std::size_t read : {2048u, 4096u, 49152u}) limits.push_back(read / size / 64 * 64);
-  for (const std::size_t limit : limits) {
-    for (const std::size_t bytes : {limit, limit + 64}) {
-      const std::size_t count = bytes / 4;
-      const auto floats = exact::random_sources<float>(size, count);
-      const auto halves = exact::random_sources<exact::BFloat16>(size, 2 * count);
-      const auto float_averages = exact::oracle(ReduceOp::avg, floats);
-      const auto half_averages = exact::oracle(ReduceOp::avg, halves);
-      for (const std::size_t staging : {std::size_t{1} << 20, std::size_t{4096}}) {
-        auto options = small_region();
-        options.staging_bytes = staging;
-        const test::ThreadRegions one_core(GetParam(), options);
-        std::vector<std::shared_ptr<Region>> crowded;
-        for (int rank = 0; rank < GetParam(); ++rank)
-          crowded.push_back(one_core.enter_on(core, rank));
-        for (const auto& regions : {test::make_thread_regions(GetParam(), options), crowded}) {
-          run_thread_ranks(regions, [&](auto region) {
-            Group group(region);
-            expect_averages(group, DataType::float32, floats, float_averages);
-            expect_averages(group, DataType::bfloat16, halves, half_averages);
-          });
-        }
-      }
-    }
-  }
-}
-
-// A rank that comes to a call before the others have added their cores takes the ranks for
-// oversubscribed, which decides how many rounds the call takes.
-TEST(Collectives, AgreeOnRoundsBeforeAllCoresAreKnown) {
-  const std::vector<int> cores = base::affinity();
-  if (cores.size() < 2 || base::core_quota() == 1) GTEST_SKIP() << "needs 2 cores";
-  for (const bool shared : {false, true}) {
-    const test::ThreadRegions regions(2);
-    const auto sum_of_ranks = [&](const std::shared_ptr<Region>& region) {
-      Group group(region);
-      std::vector<float> own(3000);
-      float* data = own.data();
-      if (shared) data = static_cast<float*>(region->memory().allocate(own.size() * sizeof(float)));
-      for (int call = 0; call < 3; ++call) {
-        std::fill_n(data, own.size(), static_cast<float>(1 + region->rank()));
-        group.all_reduce(data, data, own.size(), DataType::float32, ReduceOp::sum);
-        EXPECT_EQ(std::count(data, data + own.size(), 3.0f), 3000);
-      }
-    };
-    const auto early = regions.enter_on(cores[0], 0);
-    const Word& in_call = early->memory().slot(0, 1).round;
-    const auto waiting = std::async(std::launch::async, [&] { sum_of_ranks(early); });
-    while (in_call.load() != 1) std::this_thread::yield();
-    sum_of_ranks(regions.enter_on(cores[1], 1));
-  }
 }
 
 }  // namespace
