@@ -135,6 +135,12 @@ void check_port(const Plan& plan, const std::string& source) {
                   source));
 }
 
+void place_ranks(const base::Environment& environment, Plan& plan) {
+  if (!plan.launched || !environment.local_world_size) return;
+  plan.several_machines = *environment.local_world_size < plan.size;
+  plan.one_machine = !plan.several_machines;
+}
+
 void plan_local(const base::LaunchedProcess& launched, Plan& plan) {
   plan.means = Plan::Means::local;
   plan.job = fmt::format("{}/{}", launched.launcher, launched.job);
@@ -169,8 +175,7 @@ void plan_environment(const base::Environment& environment, bool has_sockets, Pl
   plan.host = *environment.master_addr;
   plan.port = *environment.master_port;
   check_port(plan, "MASTER_PORT=0");
-  plan.several_machines =
-      plan.launched && environment.local_world_size.value_or(plan.size) < plan.size;
+  place_ranks(environment, plan);
   plan.agent = environment.use_agent_store;
   plan.serve = plan.rank == 0 && !plan.agent;
 }
@@ -181,6 +186,7 @@ void plan_tcp(const InitMethod& method, const base::Environment& environment, Pl
   plan.host = std::move(address.host);
   plan.port = address.port;
   check_port(plan, "init_method '" + method.text + "'");
+  place_ranks(environment, plan);
   plan.agent = environment.use_agent_store && plan.host == environment.master_addr &&
                plan.port == environment.master_port;
   plan.serve = plan.rank == 0 && !plan.agent;

@@ -23,6 +23,7 @@ struct Plan {
   std::string world{};            // its name in the store; empty: the attempt's number tells
   bool launched = false;          // the ranks are the processes that a launcher started
   bool several_machines = false;  // the launcher says that ranks are on others, too
+  bool one_machine = false;       // it says that they are all on this one
   bool take_sockets = false;      // the inherited ones, which serve only once
 };
 

@@ -112,6 +112,17 @@ void await_name(const std::string& host, std::chrono::milliseconds timeout) {
   }
 }
 
+// Where the launcher does not say whether ranks are on other machines.
+void warn_of_loopback(const Plan& plan, const base::Address& address) {
+  const bool is_known = plan.one_machine || plan.size == 1 || base::names_loopback(plan.host);
+  if (is_known || !address.is_loopback()) return;
+  base::log(LogLevel::warning,
+            "rank 0: {} resolves to {} on this machine (/etc/hosts), where ranks on other machines "
+            "cannot reach it: if there are any, use this machine's address in the network as "
+            "MASTER_ADDR or in the init_method",
+            plan.host, address.host());
+}
+
 // `listener`: if this rank serves the store.
 StorePtr make_tcp_store(const Plan& plan, std::chrono::milliseconds timeout,
                         std::optional<int> listener) {
@@ -135,6 +146,7 @@ StorePtr open_tcp_store(const Plan& plan, std::chrono::milliseconds timeout) {
       plan.several_machines ? base::listening_address_for_machines : base::listening_address;
   const base::Address address = find_address(plan.host, plan.port);
   return ServedStores::instance().find_or_make(address, false, [&] {
+    warn_of_loopback(plan, address);
     const std::string place = base::join_host_port(plan.host, plan.port);
     return make_tcp_store(plan, timeout, listen_at(address, place).release());
   });

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,6 +18,8 @@
 
 #include "base/unique_fd.h"
 #include "distributed/rendezvous/rendezvous_fixture.h"
+#include "support/eventually.h"
+#include "support/log_lines.h"
 #include "support/torch_ranks.h"
 
 namespace paceline {
@@ -49,6 +52,32 @@ std::vector<test::RankEnd> run_on_nodes(const std::vector<std::array<int, 3>>& p
                              {"MASTER_PORT", port}});
         return body();
       });
+}
+
+// As on Debian, where the machine's own name may be 127.0.1.1. This is another way to write
+// 127.0.0.1.
+TEST_F(Rendezvous, RankZeroWarnsOfANameThatMayBeTheLoopbackHereOnly) {
+  for (const bool is_one_machine : {false, true}) {
+    const std::string port = Port().number();
+    const auto ends = test::run_process_ranks(2, [&](int rank, shm::BootstrapSockets) {
+      const test::LogLines log(test::kTestTimeout);
+      test::set_variables({{"RANK", std::to_string(rank)},
+                           {"WORLD_SIZE", "2"},
+                           {"MASTER_ADDR", "0x7f000001"},
+                           {"MASTER_PORT", port}});
+      if (is_one_machine) {
+        test::set_variables({{"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", "2"}});
+      }
+      EXPECT_EQ(failure_to_join({.timeout = 2 * kLate}), "joined");
+      return fmt::format("{}", fmt::join(log.all(), "\n"));
+    });
+    const auto warns = HasSubstr(
+        "rank 0: 0x7f000001 resolves to 127.0.0.1 on this machine (/etc/hosts), where ranks on "
+        "other machines cannot reach it: if there are any, use this machine's address in the "
+        "network as MASTER_ADDR or in the init_method");
+    EXPECT_EQ(::testing::Value(ends[0].report, warns), !is_one_machine) << ends[0].report;
+    EXPECT_THAT(ends[1].report, ::testing::Not(HasSubstr("resolves to")));
+  }
 }
 
 TEST_F(Rendezvous, TheDefaultBackendReachesOtherNodes) {

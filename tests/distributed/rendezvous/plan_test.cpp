@@ -263,6 +263,25 @@ TEST(Plan, KnowsTheLaunchersStoreByItsAddress) {
   EXPECT_TRUE(serves("tcp://node0:4712"));
 }
 
+TEST(Plan, KnowsWhetherRanksAreOnOtherMachines) {
+  for (const char* const method : {"env://", "tcp://node0:4711"}) {
+    const auto machines = [&](const Variables& local) {
+      const Variables variables = with(
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "4711"}},
+          local);
+      const auto environment = base::parse_environment([&](const char* name) -> const char* {
+        const auto found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second.c_str();
+      });
+      const auto plan = distributed::plan_rendezvous({.init_method = method}, environment, false);
+      return std::string(plan.several_machines ? "several" : plan.one_machine ? "one" : "unknown");
+    };
+    EXPECT_EQ(machines({}), "unknown");
+    EXPECT_EQ(machines({{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}), "several");
+    EXPECT_EQ(machines({{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}}), "one");
+  }
+}
+
 TEST(Plan, RejectsRanksThatPacelineRunDidNotStart) {
   const Variables launched{{"RANK", "1"},
                            {"WORLD_SIZE", "2"},
