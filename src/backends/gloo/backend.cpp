@@ -101,6 +101,7 @@ GlooOptions checked_options(const distributed::BackendRequest& request) {
 void check_equally_many(const distributed::BackendRequest& request, std::size_t devices) {
   const std::string key = "gloo_devices";
   if (request.rank == 0) return request.store->set(key, std::to_string(devices));
+  request.store->wait({key}, request.timeout);
   const std::string others = request.store->get_to_str(key);
   if (others == std::to_string(devices)) return;
   throw UsageError(fmt::format(

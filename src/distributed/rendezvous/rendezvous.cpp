@@ -72,7 +72,8 @@ StorePtr open_store(const Plan& plan, const StorePtr& given, std::chrono::millis
   };
   switch (plan.means) {
     case Plan::Means::given_store:
-      return with_prefix(given);
+      // Its timeout is the program's.
+      return c10::make_intrusive<c10d::PrefixStore>(prefix, given);
     case Plan::Means::alone:
       break;
     case Plan::Means::inherited:

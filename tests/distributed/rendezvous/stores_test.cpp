@@ -6,8 +6,10 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <map>
@@ -152,6 +154,22 @@ TEST_F(Rendezvous, SilentUserStoreTimesOut) {
                                .store = c10::make_intrusive<SilentStore>()}),
                 StartsWith("PeerError(): the store did not answer within the timeout of 1 s; this "
                            "is rank 1 of 2"));
+  }
+}
+
+TEST_F(Rendezvous, LeavesTheTimeoutOfAUserStore) {
+  for (const auto& backend : test::backends()) {
+    const auto ends = test::run_process_ranks(2, [&](int rank, shm::BootstrapSockets) {
+      const auto store = c10::make_intrusive<c10d::FileStore>(path() + backend, 2);
+      store->setTimeout(std::chrono::milliseconds(1500));
+      const auto text = failure_to_join({.backend = backend,
+                                         .timeout = 2 * kLate,
+                                         .world_size = 2,
+                                         .rank = rank,
+                                         .store = store});
+      return fmt::format("{} {}", text, store->getTimeout().count());
+    });
+    for (const auto& end : ends) EXPECT_EQ(end.report, "joined 1500");
   }
 }
 
