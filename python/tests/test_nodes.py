@@ -24,6 +24,7 @@ import test_groups
 import test_messages
 import test_paceline_ddp
 import test_paceline_ddp_errors
+import test_paceline_ddp_hooks
 import test_sharding
 
 ON_MACHINES = Path(__file__).resolve().parent.parent.parent / "build/release/bin/on_machines"
@@ -199,6 +200,10 @@ class PacelineDdp(test_paceline_ddp.Training):
 
 
 class PacelineDdpErrors(test_paceline_ddp_errors.Errors):
+    backend = ranks.TWO_NODES
+
+
+class PacelineDdpHooks(test_paceline_ddp_hooks.Hooks):
     backend = ranks.TWO_NODES
 
 

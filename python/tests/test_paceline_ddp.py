@@ -3,7 +3,6 @@
 
 import copy
 import gc
-import pickle
 import threading
 import time
 import unittest
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
@@ -66,44 +65,6 @@ def train_large(options: dict[str, Any]) -> list[torch.Tensor]:
 def train_on_a_group_of_some(options: dict[str, Any]) -> list[torch.Tensor]:
     group = dist.new_group([0, 2])
     return train(large, process_group=group, **options) if dist.get_rank() != 1 else []
-
-
-def train_with_a_chain() -> list[torch.Tensor]:
-    def hook(scale: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        averaged = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
-        return averaged.then(lambda future: future.value()[0] * scale).then(lambda future: future.value() / scale)
-
-    return train(small, hook, 2.0)
-
-
-def train_with_power_sgd() -> list[torch.Tensor]:
-    return train(small, powerSGD_hook.powerSGD_hook,
-                 lambda: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5))
-
-
-def train_with_calls_in_callbacks(options: dict[str, Any]) -> list[torch.Tensor]:
-    """Averages as without a hook, by two all-reduces, of which a callback makes the second. Ours on all backends."""
-    def hook(size: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            return dist.all_reduce(future.value()[0].div_(size), async_op=True).get_future().wait()[0]
-
-        return dist.all_reduce(bucket.buffer().div_(size), async_op=True).get_future().then(again)
-
-    model = paceline.DistributedDataParallel(large(), **options)
-    model.register_comm_hook(dist.get_world_size(), hook)
-    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for seed in range(20):
-        sgd.zero_grad()
-        step(model, seed)
-        sgd.step()
-    return parameters_of(model)
-
-
-def train_with_a_builtin_hook() -> list[torch.Tensor]:
-    model = wrap(small())
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    model(inputs_of(0)).pow(2).mean().backward()
-    return [parameter.grad for parameter in model.parameters()]
 
 
 def train_branches(static: bool, late: bool) -> list[torch.Tensor]:
@@ -195,18 +156,6 @@ def train_unevenly_with_a_sharded_optimizer() -> list[torch.Tensor]:
     return parameters_of(model)
 
 
-def train_with_zero_in_the_backward(wrapper: type, hook_with_zero: Any) -> list[torch.Tensor]:
-    """ZeroRedundancyOptimizer steps within the communication hook."""
-    model = wrapper(large(), bucket_cap_mb=1000)
-    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
-    model.register_comm_hook(None, hook_with_zero(default_hooks.allreduce_hook, model, zero))
-    for seed in range(6):
-        model.zero_grad()
-        step(model, seed)
-        zero.step()
-    return parameters_of(model)
-
-
 def stop_early() -> str:
     model = wrap(small())
     try:
@@ -260,31 +209,6 @@ def look_at_buckets(options: dict[str, Any]) -> tuple[int, bool]:
     return len(buckets), len(storages) < len(parameters_of(model))
 
 
-def erase(state: float, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(torch.full_like(bucket.buffer(), state))
-    return future
-
-
-def copy_with_a_hook() -> bool:
-    model = paceline.DistributedDataParallel(small())
-    model.register_comm_hook(3.0, erase)
-    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    for one in again:
-        step(one)
-    return all(torch.equal(parameter.grad, torch.full_like(parameter, 3)) for one in again for parameter in one.parameters())
-
-
-def copy_with_a_builtin_hook() -> list[bool]:
-    """Whether copies train like the model."""
-    model = paceline.DistributedDataParallel(small())
-    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    for one in (model, *again):
-        step(one)
-    return [torch.equal(one.grad, own.grad) for other in again for one, own in zip(other.parameters(), model.parameters())]
-
-
 def replace_buffers(options: dict[str, Any]) -> list[torch.Tensor]:
     module = Replacing()
     with torch.no_grad():
@@ -296,40 +220,6 @@ def replace_buffers(options: dict[str, Any]) -> list[torch.Tensor]:
     after_one = module.seen.clone()
     model(inputs_of(1)).sum().backward()
     return [after_one, module.seen]
-
-
-def copies() -> dict[str, Any]:
-    """A copy and an unpickled model train like the model, and their parameters are their own."""
-    model = paceline.DistributedDataParallel(large(), bucket_cap_mb=3, static_graph=True)
-    model(inputs_of(0)).pow(2).mean().backward()
-    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    result = {}
-    for one in again:
-        one.zero_grad()
-        one(inputs_of(1)).pow(2).mean().backward()
-    model.zero_grad()
-    model(inputs_of(1)).pow(2).mean().backward()
-    for one in again:
-        for own, of_copy in zip(model.parameters(), one.parameters()):
-            assert own.data_ptr() != of_copy.data_ptr()
-            torch.testing.assert_close(own.grad, of_copy.grad, rtol=0, atol=0)
-        assert one.static_graph and one.bucket_bytes_cap == 3 << 20
-    if dist.get_rank() == 0:  # a copy that is not trained needs no other rank
-        with torch.no_grad():
-            copy.deepcopy(model)(inputs_of(0))
-    state = model.state_dict()
-    model.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
-    result["keys"], result["sum"] = list(state), sum(parameter.abs().sum().item() for parameter in model.parameters())
-    return result
-
-
-def copy_with_a_group() -> str:
-    model = paceline.DistributedDataParallel(small(), process_group=dist.new_group())
-    try:
-        copy.deepcopy(model)
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def train_two_forwards() -> list[torch.Tensor]:
@@ -494,18 +384,6 @@ class Training(ranks.Case):
     def test_a_group_of_some_ranks(self) -> None:
         self.equals_gloo(train_on_a_group_of_some, {}, sizes=(3,), delta=1e-6)
 
-    def test_hooks(self) -> None:
-        self.equals_gloo(train_with_a_chain, sizes=(1, 2, 3), delta=1e-6)
-        self.equals_gloo(train_with_power_sgd, sizes=(2,), delta=1e-4)
-        self.equals_gloo(train_with_a_builtin_hook, sizes=(2,), delta=1e-3)
-
-    def test_hooks_with_calls_in_callbacks(self) -> None:
-        expected = ranks.run(train_large, "gloo", 2, {"steps": 20})
-        for backend in ("paceline", "gloo"):
-            for options in ({}, {"bucket_cap_mb": 1000}):
-                with self.subTest(backend=backend, options=options):
-                    self.assert_same(ranks.run(train_with_calls_in_callbacks, backend, 2, options), expected, 1e-4)
-
     def test_unused_parameters(self) -> None:
         self.equals_gloo(train_branches, False, False, sizes=(1, 2, 3), delta=1e-6)
 
@@ -529,13 +407,6 @@ class Training(ranks.Case):
         self.equals_gloo(train_unevenly, True, sizes=(2, 3), delta=1e-6)
         self.equals_gloo(train_unevenly, False, sizes=(3,), delta=1e-6)
         self.equals_gloo(train_unevenly_with_a_sharded_optimizer, sizes=(2,), delta=1e-5)
-
-    def test_a_sharded_optimizer_in_the_backward(self) -> None:
-        # Not over Gloo, which it refuses.
-        for hook in (ddp_zero_hook.hook_with_zero_step, ddp_zero_hook.hook_with_zero_step_interleaved):
-            own, expected = (ranks.run(train_with_zero_in_the_backward, self.backend, 2, wrapper, hook)
-                             for wrapper in (paceline.DistributedDataParallel, PyTorchs))
-            self.assert_same(own, expected, 1e-5)
 
     def test_uneven_inputs_that_are_an_error(self) -> None:
         self.equals_gloo(stop_early, sizes=(2,))
@@ -566,23 +437,6 @@ class Training(ranks.Case):
 
     def test_gradients_are_reduced_where_autograd_allocates_them(self) -> None:
         self.assertEqual(ranks.run(reduced_where_allocated, self.backend, 2), [[True, True]] * 2)
-
-
-class Copies(ranks.Case):
-    def test_copies_train_like_the_model(self) -> None:
-        for result in ranks.run(copies, self.backend, 2):
-            self.assertEqual(result["keys"][:2], ["module.0.weight", "module.0.bias"])
-            self.assertEqual(result["sum"], 0)
-
-    def test_copies_keep_the_hook(self) -> None:
-        self.assertEqual(ranks.run(copy_with_a_hook, self.backend, 2), [True] * 2)
-
-    def test_copies_keep_a_builtin_hook(self) -> None:
-        for equal in ranks.run(copy_with_a_builtin_hook, self.backend, 2):
-            self.assertTrue(all(equal))
-
-    def test_copies_need_the_default_group(self) -> None:
-        self.assertIn("default process group", ranks.run(copy_with_a_group, self.backend, 2)[0])
 
 
 if __name__ == "__main__":
