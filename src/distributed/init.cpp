@@ -94,6 +94,7 @@ distributed::FoundTopology topology_of(const distributed::BackendRequest& reques
 std::unique_ptr<ActiveWorld> form_world(const InitOptions& options, const Attempt& attempt) {
   auto met = distributed::rendezvous(attempt.plan, options, base::environment(), attempt.number,
                                      attempt.processes.get());
+  const auto round = met.round;  // until all ranks have met
   auto world = std::make_unique<ActiveWorld>();
   world->store = met.store;
   world->store_server = met.store_server;

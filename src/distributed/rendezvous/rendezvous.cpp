@@ -16,6 +16,7 @@
 #include "base/address.h"
 #include "base/deadline.h"
 #include "base/wait_report.h"
+#include "distributed/rendezvous/agent_round.h"
 #include "distributed/rendezvous/file_store.h"
 #include "distributed/rendezvous/local_store.h"
 #include "distributed/rendezvous/memory_store.h"
@@ -130,8 +131,8 @@ Timeout no_answer(const Plan& plan, const base::Deadline& deadline, const Obstac
       server_of(plan) ? std::vector{*server_of(plan)} : std::vector<int>(), "connect", 0);
 }
 
-// If rank 0 has ended, the others cannot connect to its store. While it lives, the store itself
-// shows which ranks are lost.
+// If rank 0 has ended, the others cannot connect to its store, or get no answer there. While it
+// lives, the store itself shows which ranks are lost.
 void check_server(const shm::Membership& processes) {
   if (!processes.peers[0].ended()) return;
   shm::RankSet ended;
@@ -213,20 +214,37 @@ std::string host_of(const Plan& plan) {
   return plan.means == Plan::Means::tcp ? base::host_towards(plan.host, plan.port) : "";
 }
 
+// Each attempt and each world of a process has keys of its own in a store that outlives it. A store
+// that rank 0 serves ends with it, and torchrun's agents may count restarts differently.
+std::string name_keys(const Plan& plan, const base::Environment& environment, int attempt) {
+  if (!plan.world.empty()) return plan.world;
+  const bool is_new = plan.means == Plan::Means::tcp && !plan.agent;
+  return fmt::format("{}/{}", is_new ? 0 : environment.restart_count.value_or(0), attempt);
+}
+
 }  // namespace
 
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
                       const base::Environment& environment, int attempt,
                       const shm::Membership* processes) {
-  // Each attempt and each world of a process has keys of its own in a store that outlives it.
+  const bool has_round = plan.agent && plan.world.empty() && !options.enable_reconfigure;
   const std::string prefix =
-      plan.world.empty()
-          ? fmt::format("paceline/{}/{}", environment.restart_count.value_or(0), attempt)
-          : "paceline/" + plan.world;
+      has_round ? "paceline/agent" : "paceline/" + name_keys(plan, environment, attempt);
   Rendezvous result{.rank = plan.rank,
                     .size = plan.size,
                     .store = open_in_time(plan, options, prefix, processes),
                     .store_server = server_of(plan)};
+  if (has_round) {
+    result.round = std::make_shared<AgentRound>(BackendRequest{.store = std::move(result.store),
+                                                               .rank = plan.rank,
+                                                               .size = plan.size,
+                                                               .timeout = options.timeout,
+                                                               .check_peers = [&] {
+                                                                 if (processes != nullptr)
+                                                                   check_server(*processes);
+                                                               }});
+    result.store = result.round->group_store();
+  }
   if (plan.take_sockets) result.sockets = take_sockets(environment, plan);
   result.host = host_of(plan);
   return result;

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 
 #include "base/environment.h"
 #include "base/unique_fd.h"
+#include "distributed/rendezvous/agent_round.h"
 #include "distributed/rendezvous/plan.h"
 #include "shm/membership/bootstrap.h"
 
@@ -20,6 +22,8 @@ struct Rendezvous {
   int rank = 0;
   int size = 1;
   c10::intrusive_ptr<c10d::Store> store{};  // its keys are this attempt's own
+  // Keep it until all ranks have met in the store; null if the store needs none.
+  std::shared_ptr<const AgentRound> round{};
   // The rest: see BackendRequest.
   std::optional<int> store_server{};
   std::vector<base::UniqueFd> sockets{};
