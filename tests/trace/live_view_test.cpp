@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/unique_fd.h"
 #include "support/thoroughness.h"
 #include "top/find_job.h"
@@ -137,7 +138,7 @@ TEST_F(LiveViewTest, IsFoundThroughProc) {
   pid_t thread = 0;
   std::thread([&] {
     thread = ::gettid();
-    EXPECT_TRUE(top::are_same(top::find_job({.process = thread, .job = {}}).value(), *job));
+    EXPECT_EQ(top::find_job({.process = thread, .job = {}}), job);
   }).join();
 }
 
@@ -209,11 +210,12 @@ TEST_F(LiveViewTest, DescribesTheGroupOfAModel) {
 
 // Two jobs without a launcher, which are alike but for what their ranks know of each other.
 TEST_F(LiveViewTest, AnotherWorldIsAnotherJob) {
-  ::unsetenv("TORCHELASTIC_RUN_ID");
   std::vector<std::unique_ptr<WaitingChild>> ranks;
   for (const std::uint64_t identity : {5, 6}) {
     for (int rank = 0; rank < 2; ++rank) {
       ranks.push_back(std::make_unique<WaitingChild>([=] {
+        ::unsetenv("TORCHELASTIC_RUN_ID");
+        base::refresh_environment();
         LiveView::start(rank, 2, {}, identity);
         LiveView::start(rank, 2, {});  // of a model of fewer ranks
       }));

@@ -28,7 +28,7 @@ std::vector<std::vector<LiveProcess>> divide(std::vector<LiveProcess> processes)
   std::vector<std::vector<LiveProcess>> jobs;
   for (LiveProcess& one : processes) {
     const auto job = std::ranges::find_if(
-        jobs, [&](const auto& ranks) { return are_same(key_of(ranks.front()), key_of(one)); });
+        jobs, [&](const auto& ranks) { return key_of(ranks.front()) == key_of(one); });
     auto& ranks = job == jobs.end() ? jobs.emplace_back() : *job;
     ranks.push_back(std::move(one));
   }
@@ -72,18 +72,15 @@ std::optional<JobKey> job_of_process(pid_t named) {
 
 JobKey key_of(const LiveProcess& process) {
   const int size = process.place.size;
-  return {process.reader->job(), process.reader->port(), size, size == 1 ? process.pid : 0,
-          process.reader->identity()};
-}
-
-bool are_same(const JobKey& a, const JobKey& b) {
-  const bool may_be = a.identity == b.identity || a.identity == 0 || b.identity == 0;
-  return may_be && a.name == b.name && a.port == b.port && a.size == b.size && a.alone == b.alone;
+  std::string name = process.reader->job();
+  // Ranks do not learn it at the same moment, so a name, which they all have, counts for more.
+  const std::uint64_t identity = name.empty() ? process.reader->identity() : 0;
+  return {std::move(name), process.reader->port(), size, size == 1 ? process.pid : 0, identity};
 }
 
 std::vector<LiveProcess> ranks_of(const JobKey& job) {
   auto ranks = all_live_processes();
-  std::erase_if(ranks, [&](const LiveProcess& one) { return !are_same(key_of(one), job); });
+  std::erase_if(ranks, [&](const LiveProcess& one) { return key_of(one) != job; });
   std::ranges::sort(ranks, {}, [](const LiveProcess& one) { return one.place.rank; });
   return ranks;
 }

@@ -17,12 +17,12 @@ struct JobKey {
   int port = 0;
   int size = 0;
   pid_t alone = 0;             // a world of one has no other process
-  std::uint64_t identity = 0;  // of the world, as its ranks see it; 0 if not known
+  std::uint64_t identity = 0;  // of the world, if it has no name; 0 if not known
+
+  bool operator==(const JobKey&) const = default;
 };
 
 JobKey key_of(const LiveProcess& process);
-// The identity of a world is not known before a model of all its ranks is wrapped.
-bool are_same(const JobKey& a, const JobKey& b);
 
 // Which job: that of a process, or of what it has started, or the one with that name, or the only
 // one of this user.

@@ -176,11 +176,9 @@ LiveRecords LiveReader::read() {
     const std::string text = text_of(std::span(words).subspan<3>());
     if (are_counts({words[0]}) && words[1] == trace::kGroupRecord) {
       auto ranks = base::parse_list(text, kMaxRanks);
-      if (ranks.empty()) {
-        ++records.invalid;
-      } else {
-        records.groups[words[0]] = std::move(ranks);
-      }
+      if (ranks.empty()) ++records.invalid;
+      if (!ranks.empty()) records.groups[words[0]] = std::move(ranks);
+      if (records.groups.size() > kMaxGroups) records.groups.erase(records.groups.begin());
       return;
     }
     if (!are_counts({words[0], words[2]}) || words[1] >= kMaxBuckets) {

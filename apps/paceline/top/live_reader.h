@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,6 +16,9 @@
 namespace paceline::top {
 
 using trace::Clock;
+
+// A bound for what a rank may make this process keep: of so many models it knows the groups.
+inline constexpr std::size_t kMaxGroups = 256;
 
 struct LiveSpan {
   trace::Span span;

@@ -9,7 +9,6 @@ namespace {
 // A bound for what a rank may make this process keep. It is far above what a window needs.
 constexpr std::size_t kMostSpans = std::size_t{1} << 18;
 constexpr std::size_t kMostBuckets = trace::BucketRing::kCapacity;
-constexpr std::size_t kMostGroups = 256;
 
 template <typename Records, typename IsOld>
 void drop_front(Records& records, IsOld is_old) {
@@ -37,7 +36,7 @@ void RankWindow::add(const LiveRecords& records, const std::optional<trace::CpuU
   for (const auto& [key, info] : records.buckets) buckets_.insert_or_assign(key, info);
   if (buckets_.size() > kMostBuckets) buckets_.clear();
   for (const auto& [model, ranks] : records.groups) groups_.insert_or_assign(model, ranks);
-  while (groups_.size() > kMostGroups) groups_.erase(groups_.begin());
+  while (groups_.size() > kMaxGroups) groups_.erase(groups_.begin());
   invalid_ += records.invalid;
   bound(spans_);
   bound(steps_);

@@ -58,7 +58,7 @@ std::string number_text(double value) {
 }
 
 double all_samples(const View& view) {
-  if (std::ssize(view.rates) < view.recent.size) return std::nan("");
+  if (std::ssize(view.rates) < view.recent.group_size) return std::nan("");
   double sum = 0;
   for (const RankRate& one : view.rates) sum += one.rate ? one.rate->samples : std::nan("");
   return sum;

@@ -253,6 +253,7 @@ Recording check_same_model(const WrappedModel& model, const DdpOptions& options,
     text.erase(0, end + 1);
   }
   std::ranges::sort(agreed.ranks);
+  if (agreed.ranks.front() < 0) agreed.ranks.clear();
   const auto global = [&](std::size_t rank) {
     return distributed::global_rank_of(group, static_cast<int>(rank));
   };

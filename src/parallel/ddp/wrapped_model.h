@@ -63,8 +63,8 @@ struct Recording {
   std::uint64_t number = 0;
   // What reductions cost: if a rank has a timeline, and its model on the CPU.
   bool measures = false;
-  int rank = 0;                  // as which this process records
-  std::vector<int> ranks{};      // the same of all processes of the group, in ascending order
+  int rank = -1;                 // as which this process records; -1: it does not
+  std::vector<int> ranks{};      // of all processes of the group, ascending; empty if not known
   std::uint64_t process = 0;     // a number that no other process has
   std::uint64_t first_rank = 0;  // that of the process which records as the lowest of these ranks
 };

@@ -97,6 +97,13 @@ TEST(TraceReader, ReadsTheGroupOfAModel) {
     EXPECT_EQ(parse_with(bad).foreign, 1U) << bad;
     EXPECT_TRUE(parse_with(bad).groups.empty()) << bad;
   }
+  // What a file may make its reader keep is bounded.
+  std::string many = kHead;
+  for (int model = 0; model < 1000; ++model) {
+    many += R"(,{"name":"paceline_group","ph":"M","args":{"ranks":"0-65535","model":)" +
+            std::to_string(model) + "}}";
+  }
+  EXPECT_EQ(parse(many + "]").groups.size(), (1 << 22) / 65536);
 }
 
 TEST(TraceReader, ReadsTheCoresOfARank) {

@@ -26,6 +26,8 @@ constexpr double kMaxNanoseconds = 4e18;
 constexpr int kMaxRanks = 1 << 16;
 constexpr int kMaxBuckets = 1 << 20;
 constexpr int kMaxCores = 1 << 16;
+// A short text may name as many ranks as a world has.
+constexpr std::size_t kMaxGrouped = std::size_t{1} << 22;
 constexpr auto kMaxFile = std::int64_t{1} << 30;
 
 // Translates events into a RankTrace.
@@ -169,7 +171,8 @@ class Collector {
   bool take_group(const Event& event) {
     const auto model = event.integer(Field::model, 0, kMaxCount);
     auto ranks = base::parse_list(event.text(Field::ranks), kMaxRanks);
-    if (!model || ranks.empty()) return false;
+    grouped_ += ranks.size();
+    if (!model || ranks.empty() || grouped_ > kMaxGrouped) return false;
     trace_.groups[static_cast<std::uint64_t>(*model)] = std::move(ranks);
     return true;
   }
@@ -185,6 +188,7 @@ class Collector {
   }
 
   RankTrace trace_;
+  std::size_t grouped_ = 0;  // ranks in groups
 };
 
 std::string read_whole(const std::filesystem::path& path) {
