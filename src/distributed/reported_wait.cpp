@@ -132,12 +132,21 @@ bool is_of_nccl(const c10d::Work& work) {
   return std::string_view(typeid(work).name()).find("WorkNCCL") != std::string_view::npos;
 }
 
-// Ends when `message` does. The thread owns both, so they may outlive the program's Work.
+// Ends when `message` does, for which a thread waits. The message is aborted if the program drops
+// this Work before.
 class MessageOnThread final : public c10d::Work {
  public:
-  static c10::intrusive_ptr<c10d::Work> start(c10::intrusive_ptr<c10d::Work> message) {
-    auto work = c10::make_intrusive<MessageOnThread>(std::move(message));
-    base::start_thread([work] { work->run(); }).detach();
+  static c10::intrusive_ptr<c10d::Work> start(const c10::intrusive_ptr<c10d::Work>& message) {
+    auto work = c10::make_intrusive<MessageOnThread>(message);
+    base::start_thread([message, weak = c10::weak_intrusive_ptr<MessageOnThread>(work)] {
+      std::exception_ptr error;
+      try {
+        if (!message->wait()) throw Error("the message was aborted");
+      } catch (const std::exception&) {
+        error = std::current_exception();
+      }
+      if (const auto waiting = weak.lock()) waiting->finish(error);
+    }).detach();
     return work;
   }
   explicit MessageOnThread(c10::intrusive_ptr<c10d::Work> message)
@@ -146,30 +155,38 @@ class MessageOnThread final : public c10d::Work {
   int sourceRank() const override { return message_->sourceRank(); }
   std::uint64_t getSequencenumber() const override { return message_->getSequencenumber(); }
   void abort() override { message_->abort(); }
-
- private:
-  void run() {
-    try {
-      message_->wait();
-      finish();
-    } catch (const std::exception&) {
-      finish(std::current_exception());
-    }
+  // While the thread has its weak reference.
+  void release_resources() override {
+    if (!isCompleted()) message_->abort();
   }
 
+ private:
   c10::intrusive_ptr<c10d::Work> message_;
 };
+
+bool is_message_of_gloo(const c10d::Work& work) {
+  return c10d::isP2POp(work.retrieveOpType()) && !is_of_nccl(work) &&
+         dynamic_cast<const SelfReportingWork*>(&work) == nullptr;
+}
+
+// Whether it is a message whose wait has ended: another one would wait for another message. Throws
+// its error.
+bool has_ended(c10d::Work& work) {
+  if (!is_message_of_gloo(work) || !work.isCompleted()) return false;
+  if (const auto error = work.exception()) std::rethrow_exception(error);
+  return true;
+}
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Work> with_limited_wait(c10::intrusive_ptr<c10d::Work> work) {
-  const bool is_limited = !c10d::isP2POp(work->retrieveOpType()) || is_of_nccl(*work) ||
-                          dynamic_cast<SelfReportingWork*>(work.get()) != nullptr ||
+  const bool is_limited = !is_message_of_gloo(*work) || work->isCompleted() ||
                           dynamic_cast<MessageOnThread*>(work.get()) != nullptr;
-  return is_limited ? work : MessageOnThread::start(std::move(work));
+  return is_limited ? work : MessageOnThread::start(work);
 }
 
 bool wait_within(c10d::Work& work, Milliseconds time) {
+  if (has_ended(work)) return true;
   const auto deadline = base::Deadline::after(time);
   if (is_of_nccl(work)) {  // whose wait with a time limit ends the group
     while (!work.isCompleted() && !deadline.expired()) std::this_thread::sleep_for(Milliseconds(1));
@@ -188,6 +205,7 @@ bool wait_within(c10d::Work& work, Milliseconds time) {
 }
 
 void wait_and_report(c10d::Work& work, const ProcessGroup& group) {
+  if (has_ended(work)) return;
   // The timeout of a wait for Gloo's messages would end their connection. A wait without one for a
   // call of NCCL only makes the current stream wait.
   if (is_of_nccl(work) || work.isCompleted() || c10d::isP2POp(work.retrieveOpType()) ||

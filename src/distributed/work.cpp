@@ -120,8 +120,10 @@ void Work::write_back() {
 void Work::wait(std::chrono::milliseconds timeout) {
   translate("wait", [&] {
     if (work_) {
-      work_ = distributed::with_limited_wait(
+      auto limited = distributed::with_limited_wait(
           c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(&c10d_work(work_)));
+      // Other threads may ask whether it is complete, as long as there is none in its place.
+      if (limited.get() != work_.get()) work_ = std::move(limited);
     }
     if (work_ && !distributed::wait_within(c10d_work(work_), timeout)) {
       throw Timeout(fmt::format("{} is not complete after {} s",

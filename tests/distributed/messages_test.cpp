@@ -8,6 +8,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +18,7 @@
 #include <paceline/collectives.h>
 #include <paceline/error.h>
 
+#include "support/eventually.h"
 #include "support/torch_ranks.h"
 #include "support/worlds.h"
 
@@ -138,6 +141,39 @@ TEST_P(MessagesBackends, GoOnAfterAWaitThatTimedOut) {
       send(column, 0);
     }
     all_reduce(t);
+  });
+}
+
+TEST_P(MessagesBackends, MayBeAwaitedAgain) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    const auto t = torch::full({3}, static_cast<float>(rank));
+    Work work = rank == 0 ? recv_async(t, {.src = 1}) : send_async(t, 0);
+    work.wait();
+    work.wait();
+    work.wait(20ms);
+    barrier();
+  });
+}
+
+// By the thread that has waited for it.
+TEST(Messages, OfGlooThatAreDroppedLeaveNoThread) {
+  expect_torch_ranks(2, "gloo", [](int rank, int) {
+    const auto threads = [] {
+      const std::filesystem::directory_iterator tasks("/proc/self/task");
+      return std::distance(begin(tasks), end(tasks));
+    };
+    auto t = torch::zeros({3});
+    all_reduce(t);
+    if (rank == 0) {
+      const auto before = threads();
+      {
+        Work work = recv_async(t, {.src = 1});
+        EXPECT_THROW(work.wait(20ms), Timeout);
+        EXPECT_EQ(threads(), before + 1);
+      }
+      EXPECT_TRUE(test::eventually([&] { return threads() == before; }));
+    }
+    barrier();
   });
 }
 
