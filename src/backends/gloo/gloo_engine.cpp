@@ -219,8 +219,11 @@ void GlooEngine::enqueue(std::shared_ptr<State> state) {
   } catch (const Error&) {
     // There is one, which takes it after others.
   }
-  // The handshake's thread may wait for ever, and has come for it.
-  queue_.insert(state->connects_to ? queue_.begin() : queue_.end(), std::move(state));
+  // Before those that have had a turn. A handshake's thread may wait for ever, and has come for it.
+  const auto is_first = [&](const auto& other) {
+    return state->connects_to || !other->connects_to;
+  };
+  queue_.insert(std::ranges::find_if(queue_, is_first), std::move(state));
   changed_.notify_all();
   crowded_.notify_all();
 }

@@ -21,6 +21,12 @@ std::ptrdiff_t threads_of_rank() {
   return std::distance(begin(tasks), end(tasks));
 }
 
+// Ranks that have not met start no transfer, and no thread.
+void meet(int rank) {
+  const auto tensor = torch::zeros({1});
+  rank == 0 ? static_cast<void>(recv(tensor, {.src = 1})) : send(tensor, 0);
+}
+
 // More than there are threads for, in an order in which the threads that wait for the first ones
 // have to turn to the last.
 TEST(ManyMessages, AcrossNodesShareTheirThreads) {
@@ -28,6 +34,7 @@ TEST(ManyMessages, AcrossNodesShareTheirThreads) {
   test::expect_torch_ranks(2, test::kAcrossNodes, [](int rank, int) {
     constexpr int kMessages = 200;
     constexpr std::ptrdiff_t kMostThreads = 150;
+    meet(rank);
     const auto before = threads_of_rank();
     std::vector<torch::Tensor> tensors;
     std::vector<Work> works;
@@ -58,6 +65,7 @@ TEST(ManyMessages, AcrossNodesFailWithTheirRank) {
   for (const bool sends : {true, false}) {
     const auto run = [&](const test::RankContext& context) {
       const World world = init_process_group(context.init);
+      meet(context.rank);
       const auto tensor = torch::zeros({3});
       std::vector<Work> works;
       for (int i = 0; context.rank == 0 && i < 200; ++i) {
