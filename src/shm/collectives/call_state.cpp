@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "shm/collectives/fingerprint.h"
-
 namespace paceline::shm {
 namespace {
 
@@ -25,7 +23,7 @@ Published read_last(const Region& region, int rank) {
         Region::reached(even.round, odd.round.load(std::memory_order_acquire));
     const Slot& slot = even_is_last ? even : odd;
     last.round = slot.round.load(std::memory_order_acquire);
-    const CollectiveFingerprint call = region.memory().call(rank, last.round);
+    const CollectiveFingerprint call = copy_call(region, rank, last.round);
     const std::uint32_t other =
         (even_is_last ? odd : even).round.fetch_add(0, std::memory_order_acq_rel);
     if (static_cast<std::int32_t>(other - last.round) <= 0) last.call = call;
@@ -33,7 +31,17 @@ Published read_last(const Region& region, int rank) {
   return last;
 }
 
+__attribute__((no_sanitize("thread"))) CollectiveFingerprint copy_of(
+    const CollectiveFingerprint& call) {
+  return call;
+}
+
 }  // namespace
+
+CollectiveFingerprint copy_call(const Region& region, int rank, std::uint32_t round) {
+  const CollectiveFingerprint outer = copy_of(region.memory().outer_call(rank, round));
+  return outer.across_nodes ? outer : copy_of(region.memory().slot(rank, round).call);
+}
 
 std::vector<CallState> read_call_states(const Region& region) {
   std::vector<Published> published;

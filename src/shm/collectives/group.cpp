@@ -7,6 +7,8 @@
 
 #include <paceline/error.h>
 
+#include "shm/collectives/call_state.h"
+
 namespace paceline::shm {
 
 // Waits for a round of the current call.
@@ -147,7 +149,7 @@ std::string Group::describe_call() const {
 
 // `rank` has not reached this rank's round yet.
 std::string Group::last_call_of(int rank) const {
-  const CollectiveFingerprint call = region_->memory().call(rank, round_ - 1);
+  const CollectiveFingerprint call = copy_call(*region_, rank, round_ - 1);
   // The rank writes there again only after it has arrived. A read-modify-write, which the copy
   // cannot pass.
   Word& came = region_->memory().slot(rank, round_).round;
