@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "distributed/debug/handlers.h"
 #include "distributed/find_topology.h"
 #include "distributed/make_group.h"
+#include "distributed/rendezvous/agent_round.h"
 #include "errors.h"
 #include "logging.h"
 
@@ -104,6 +106,16 @@ distributed::Placement own_placement(const distributed::BackendRequest& request)
   }
 }
 
+// Whether processes that have ended may have left keys in the store, as before a restart by
+// torchrun.
+bool has_agent_store() {
+  try {
+    return base::environment().use_agent_store;
+  } catch (const UsageError&) {  // the program may not use the variables
+    return false;
+  }
+}
+
 // Each machine is a node if the variables contradict each other: a program that starts processes of
 // its own may leave them so.
 distributed::Topology topology_of(std::vector<distributed::Placement> placements) {
@@ -155,6 +167,8 @@ c10::intrusive_ptr<c10d::Backend> create(c10::intrusive_ptr<c10d::Store> store, 
       if (ours != nullptr) ours->check_peers(ranks, {"new_group", 0});
     };
   }
+  std::optional<distributed::AgentRound> round;  // until all ranks have met
+  if (size > 1 && has_agent_store()) request.store = round.emplace(request).group_store();
   const auto* const known = dynamic_cast<const HasLayout*>(world.get());
   if (known != nullptr && known->layout) {
     request.nodes = distributed::nodes_of(known->layout->topology, request.members);

@@ -131,5 +131,33 @@ class Torchrun(unittest.TestCase):
             self.assertEqual(refused, {})
 
 
+# Fails before the last restart, after which the agent's store has the keys of all starts before.
+RESTARTED = """
+import datetime, os, sys
+import torch
+import torch.distributed as dist
+import paceline
+dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
+number = torch.ones(1)
+dist.all_reduce(number, group=dist.new_group([0, 1]))
+assert number.item() == 2
+dist.barrier()
+dist.destroy_process_group()
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] != os.environ["TORCHELASTIC_MAX_RESTARTS"])
+"""
+
+
+@unittest.skipUnless(TORCHRUN.exists(), f"needs {TORCHRUN}")
+class Restarts(unittest.TestCase):
+    def test_form_groups_in_the_store_of_the_processes_before(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="paceline-test-") as temporary:
+            program = Path(temporary, "program.py")
+            program.write_text(RESTARTED)
+            ended = subprocess.run(
+                [str(TORCHRUN), "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+                 "--max-restarts=2", "--monitor-interval=0.1", str(program)], capture_output=True, text=True, timeout=300)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()
