@@ -123,8 +123,7 @@ std::string get_name(const BackendRequest& request) {
   report.abandon();
   throw Timeout(
       fmt::format("{} within the timeout of {} s; this is rank {} of {}",
-                  name ? global_ranks.describe({0}) +
-                             " did not come to the rendezvous, or was given a smaller world size"
+                  name ? global_ranks.describe({0}) + " did not come to the rendezvous"
                        : describe_store(*request.store) + " did not answer",
                   deadline.budget().count() / 1000.0, global_ranks.of(request.rank), request.size),
       name ? std::vector{global_ranks.of(0)} : std::vector<int>(), "connect", 0);
