@@ -72,8 +72,8 @@ class Job:
         checks = ["-bugprone-suspicious-include"] if self.together else []
         if source_of(entries[0]).parts[0] not in ("src", "apps"):
             checks.append("-clang-analyzer-*")
-        # The compile commands are GCC's and name warnings that Clang does not have. Warnings in files
-        # that are read as one would count as those of headers, which are not shown; errors are.
+        # The compile commands are GCC's and name warnings that Clang does not have. Files that are
+        # read as one are headers to clang-tidy: it shows their errors, and not their warnings.
         self.command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
                         f"--checks={','.join(checks)}", str(source), "--", *itertools.chain(*options),
                         "-Werror", "-Wno-unknown-warning-option"]

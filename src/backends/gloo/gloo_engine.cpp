@@ -32,7 +32,7 @@ static_assert(GlooEngine::kTags * kPieces < std::size_t{1} << 31);  // c10d's ar
 // A transfer posts no further receive while it waits for so many bytes. Gloo sends only what has
 // been posted, and a link drops packets if all other nodes send to it at once.
 constexpr std::size_t kPostedBytes = std::size_t{512} << 10;
-// Besides those that connect to a rank.
+// Besides the threads that connect to a rank.
 constexpr std::size_t kThreads = 128;
 // If more transfers are under way, a thread waits so long for one, and then for the next. The turns
 // are short while transfers end.
@@ -219,7 +219,8 @@ void GlooEngine::enqueue(std::shared_ptr<State> state) {
   } catch (const Error&) {
     // There is one, which takes it after others.
   }
-  // Before those that have had a turn. A handshake's thread may wait for ever, and has come for it.
+  // Before transfers that have had a turn. A handshake may keep its thread for ever, and has a
+  // thread of its own.
   const auto is_first = [&](const auto& other) {
     return state->connects_to || !other->connects_to;
   };

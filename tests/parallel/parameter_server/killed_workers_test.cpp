@@ -132,7 +132,7 @@ std::string count_updates(const JobContext& context, const JobShape& shape, AllP
     kill_at_random(seed, pushes.at(static_cast<std::size_t>(worker)).killed);
   }
   auto server_options = context.options;
-  // A worker that was killed before it came is given up after this time.
+  // A worker that was killed before it came counts as lost after this time.
   if (worker < 0) server_options.init.timeout = std::chrono::seconds(5);
   ParameterServer server(
       named, [](auto parameters) { return std::make_unique<CountingSgd>(std::move(parameters)); },

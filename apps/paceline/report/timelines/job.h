@@ -14,7 +14,8 @@ namespace paceline::report {
 struct Job {
   int size = 0;       // its ranks
   int elsewhere = 0;  // how many of them are known to be on other machines
-  // Those that train the main model together and have a timeline, in ascending order; at least one.
+  // The ranks that train the main model together and have a timeline, in ascending order; at least
+  // one.
   std::vector<RankTrace> ranks;
   std::vector<RankTrace> others;  // the rest that have a timeline
   int group_size = 0;             // ranks that train the main model together
