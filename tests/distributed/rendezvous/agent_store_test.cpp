@@ -51,7 +51,8 @@ std::string join_round(const AgentsRound& round, int rank, std::uint16_t port) {
   return first + ", " + failure_to_join({.timeout = 2 * kLate});
 }
 
-// What each rank of each round says. All processes of a round end before those of the next start.
+// What the ranks say, round by round. A round starts once all processes of the round before it have
+// ended.
 std::vector<std::string> run_rounds(const std::vector<AgentsRound>& rounds) {
   struct Process {
     const AgentsRound* round;
