@@ -22,6 +22,7 @@
 #include <paceline/ddp.h>
 #include <paceline/distributed.h>
 #include <paceline/logical_ranks.h>
+#include <paceline/module_or_holder.h>
 
 namespace paceline {
 
@@ -44,9 +45,10 @@ class PACELINE_API Stateful {
       : get_(std::move(get)), set_(std::move(set)), scope_(scope) {}
   /// The parameters and buffers.
   Stateful(torch::nn::Module& module);
-  /// The same.
+  /// The same. Throws UsageError for a null module.
   template <typename M>
-  Stateful(const torch::nn::ModuleHolder<M>& holder) : Stateful(*holder.ptr()) {}
+  Stateful(const torch::nn::ModuleHolder<M>& holder)
+      : Stateful(detail::checked_module(detail::module_of(holder), "Stateful")) {}
   /// The same of the wrapped module.
   template <std::derived_from<torch::nn::Module> M>
   Stateful(const DistributedDataParallel<M>& model) : Stateful(*model.module()) {}

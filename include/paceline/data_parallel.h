@@ -189,8 +189,8 @@ class DataParallel {
       "the one whose name ends with Impl");
 
  public:
-  /// Replicates a module by its clone(). Throws UsageError for invalid options, and if clone()
-  /// fails.
+  /// Replicates a module by its clone(). Throws UsageError for a null module, for invalid options,
+  /// and if clone() fails.
   explicit DataParallel(std::shared_ptr<M> module, const DataParallelOptions& options = {})
       : handle_(std::move(module), options), replicas_(of_type(handle_.replicas())) {
     static_assert(detail::kIsCloneable<M>,
@@ -200,7 +200,7 @@ class DataParallel {
   /// Replicates the module of a TORCH_MODULE's holder.
   explicit DataParallel(const torch::nn::ModuleHolder<M>& module,
                         const DataParallelOptions& options = {})
-      : DataParallel(module.ptr(), options) {}
+      : DataParallel(detail::module_of(module), options) {}
   /// For modules without clone(): calls the function, which returns a std::shared_ptr<M>, for
   /// module() and once more for each replica.
   template <detail::ModuleFactory Function>

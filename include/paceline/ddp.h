@@ -37,7 +37,7 @@ class DdpCore;
 /// The part that does not depend on the model's type.
 class PACELINE_API DdpHandle {
  public:
-  DdpHandle(torch::nn::Module* module, const DdpOptions& options);
+  DdpHandle(torch::nn::Module& module, const DdpOptions& options);
   DdpHandle(const torch::jit::Module& module, const DdpOptions& options);
   DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers, const DdpOptions& options);
   DdpHandle(DdpHandle&&) noexcept;
@@ -197,16 +197,17 @@ class DistributedDataParallel {
   using Function = std::conditional_t<kIsModule, detail::NoModel, M>;
 
  public:
-  /// Wraps a module that others may hold too. Collective.
+  /// Wraps a module that others may hold too. Collective. Throws UsageError for a null module.
   explicit DistributedDataParallel(
       std::shared_ptr<M> module,
       const DdpOptions& options = {}) requires std::derived_from<M, torch::nn::Module>
-      : module_(std::move(module)), handle_(module_.get(), options) {}
+      : module_(std::move(module)),
+        handle_(detail::checked_module(module_, "DistributedDataParallel"), options) {}
   /// Wraps the module of a TORCH_MODULE's holder. Collective.
   explicit DistributedDataParallel(
       const torch::nn::ModuleHolder<M>& module,
       const DdpOptions& options = {}) requires std::derived_from<M, torch::nn::Module>
-      : DistributedDataParallel(module.ptr(), options) {}
+      : DistributedDataParallel(detail::module_of(module), options) {}
   /// Wraps a TorchScript module. Copies of it share its tensors. Collective.
   explicit DistributedDataParallel(const torch::jit::Module& script,
                                    const DdpOptions& options = {}) requires kIsScript

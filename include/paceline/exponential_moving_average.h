@@ -15,10 +15,7 @@
 #include <vector>
 
 #include <paceline/api.h>
-
-namespace torch::nn {
-class Module;
-}
+#include <paceline/module_or_holder.h>
 
 namespace paceline::optim {
 
@@ -54,11 +51,13 @@ class PACELINE_API ExponentialMovingAverage {
   /// a decay out of range, and for tensors that are not dense.
   explicit ExponentialMovingAverage(const torch::nn::Module& module,
                                     const ExponentialMovingAverageOptions& options = {});
-  /// The same.
+  /// The same. Throws UsageError for a null module.
   template <typename M>
   explicit ExponentialMovingAverage(const torch::nn::ModuleHolder<M>& holder,
                                     const ExponentialMovingAverageOptions& options = {})
-      : ExponentialMovingAverage(static_cast<const torch::nn::Module&>(*holder.ptr()), options) {}
+      : ExponentialMovingAverage(
+            detail::checked_module(detail::module_of(holder), "ExponentialMovingAverage"),
+            options) {}
   /// Of named tensors: all count as parameters.
   explicit ExponentialMovingAverage(
       const std::vector<std::pair<std::string, at::Tensor>>& parameters,

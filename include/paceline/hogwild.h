@@ -8,6 +8,7 @@
 
 #include <paceline/api.h>
 #include <paceline/distributed.h>
+#include <paceline/module_or_holder.h>
 #include <paceline/named_tensors.h>
 
 namespace paceline {
@@ -33,10 +34,10 @@ namespace paceline {
 /// that are not dense tensors on the CPU or overlap in memory; Mismatch that names the first
 /// difference between the ranks' models.
 PACELINE_API void share_memory(torch::nn::Module& module, const ProcessGroup& group = {});
-/// The same.
+/// The same. Throws UsageError for a null module.
 template <typename M>
 void share_memory(const torch::nn::ModuleHolder<M>& holder, const ProcessGroup& group = {}) {
-  share_memory(static_cast<torch::nn::Module&>(*holder.ptr()), group);
+  share_memory(detail::checked_module(detail::module_of(holder), "share_memory"), group);
 }
 /// The same for named tensors.
 PACELINE_API void share_memory(const NamedTensors& tensors, const ProcessGroup& group = {});

@@ -14,6 +14,7 @@
 
 #include <paceline/api.h>
 #include <paceline/distributed.h>
+#include <paceline/module_or_holder.h>
 #include <paceline/named_tensors.h>
 #include <paceline/parameter_server_stats.h>
 
@@ -101,11 +102,12 @@ class PACELINE_API ParameterServer {
   /// all servers and pulls. Both keep the parameters.
   ParameterServer(torch::nn::Module& module, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
-  /// The same.
+  /// The same. Throws UsageError for a null module.
   template <typename M>
   ParameterServer(const torch::nn::ModuleHolder<M>& holder, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {})
-      : ParameterServer(static_cast<torch::nn::Module&>(*holder.ptr()), make_optimizer, options) {}
+      : ParameterServer(detail::checked_module(detail::module_of(holder), "ParameterServer"),
+                        make_optimizer, options) {}
   /// Of named tensors.
   ParameterServer(const NamedTensors& parameters, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});

@@ -23,6 +23,7 @@
 #include <paceline/distributed.h>
 #include <paceline/error.h>
 #include <paceline/for_each_tensor.h>
+#include <paceline/module_or_holder.h>
 
 namespace paceline {
 
@@ -104,9 +105,6 @@ class PACELINE_API PipelineHandle {
 inline constexpr std::size_t kMaxStageTensors = 8;
 
 [[noreturn]] PACELINE_API void throw_wrong_inputs(std::size_t count);
-
-/// Throws UsageError if there is no stage.
-PACELINE_API torch::nn::Module& checked_stage(torch::nn::Module* stage);
 
 /// A visitor of for_each_tensor.
 struct KeepOutputs {
@@ -194,13 +192,13 @@ class Pipeline {
  public:
   /// `loss` is called on the last stage: with the output, or the std::vector of outputs, and the
   /// target of a micro-batch. It returns their mean loss, one element. Collective over the group,
-  /// and over that of PipelineOptions::ddp. Throws UsageError if the ranks' options differ, or if a
-  /// rank of ddp->process_group runs another stage.
+  /// and over that of PipelineOptions::ddp. Throws UsageError for a null module, if the ranks'
+  /// options differ, or if a rank of ddp->process_group runs another stage.
   template <typename Loss>
   Pipeline(std::shared_ptr<M> stage, Loss loss, const PipelineOptions& options = {})
       : module_(std::move(stage)),
         handle_(
-            detail::checked_stage(module_.get()),
+            detail::checked_module(module_, "Pipeline"),
             [module = module_](const std::vector<at::Tensor>& inputs) {
               return detail::run_stage(*module, inputs);
             },
@@ -208,7 +206,7 @@ class Pipeline {
   /// The same for the module of a TORCH_MODULE's holder.
   template <typename Loss>
   Pipeline(const torch::nn::ModuleHolder<M>& stage, Loss loss, const PipelineOptions& options = {})
-      : Pipeline(stage.ptr(), std::move(loss), options) {}
+      : Pipeline(detail::module_of(stage), std::move(loss), options) {}
 
   /// Runs forwards and backwards of a batch, whose tensors have the samples in their first
   /// dimension. `inputs` are read on the first stage, `target` on the last; others may pass them

@@ -12,6 +12,7 @@
 
 #include <paceline/api.h>
 #include <paceline/distributed.h>
+#include <paceline/module_or_holder.h>
 
 namespace torch::jit {
 struct Module;
@@ -88,18 +89,18 @@ TORCH_MODULE(SyncBatchNorm);
 ///   module may.
 PACELINE_API void convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroup& group = {});
 
-/// The same; returns the module.
+/// The same; returns the module. Throws UsageError for a null module.
 template <typename M>
 std::shared_ptr<M> convert_sync_batchnorm(std::shared_ptr<M> module,
                                           const ProcessGroup& group = {}) {
-  convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), group);
+  convert_sync_batchnorm(detail::checked_module(module, "convert_sync_batchnorm"), group);
   return module;
 }
-/// The same; returns the module.
+/// The same.
 template <typename M>
 torch::nn::ModuleHolder<M> convert_sync_batchnorm(const torch::nn::ModuleHolder<M>& module,
                                                   const ProcessGroup& group = {}) {
-  convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module.ptr()), group);
+  convert_sync_batchnorm(detail::module_of(module), group);
   return module;
 }
 /// Does not compile: a TorchScript module cannot be converted.

@@ -14,10 +14,7 @@
 namespace paceline::detail {
 namespace {
 
-std::shared_ptr<torch::nn::Module> checked_module(std::shared_ptr<torch::nn::Module> module) {
-  if (module != nullptr) return module;
-  throw UsageError("DataParallel: the module is a null pointer");
-}
+constexpr const char* kUser = "DataParallel";
 
 std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& module,
                                             const at::Device& device) {
@@ -36,7 +33,7 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& module,
 DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module,
                                        const DataParallelOptions& options) {
   const c10::InferenceMode normal(false);  // replicas may train later
-  module = checked_module(std::move(module));
+  checked_module(module, kUser);
   const auto devices = data_parallel::choose_devices(*module, options);
   data_parallel::Replicas::Modules replicas;
   for (const at::Device& device : devices) replicas.push_back(clone_of(*module, device));
@@ -47,12 +44,13 @@ DataParallelHandle::DataParallelHandle(std::shared_ptr<torch::nn::Module> module
 DataParallelHandle::DataParallelHandle(const Factory& factory, const DataParallelOptions& options) {
   const c10::InferenceMode normal(false);
   if (!factory) throw UsageError("DataParallel: the function that makes a module is empty");
-  auto module = checked_module(factory());
+  auto module = factory();
+  checked_module(module, kUser);
   const auto devices = data_parallel::choose_devices(*module, options);
   data_parallel::Replicas::Modules replicas;
   for (const at::Device& device : devices) {
-    replicas.push_back(checked_module(factory()));
-    replicas.back()->to(device);
+    replicas.push_back(factory());
+    checked_module(replicas.back(), kUser).to(device);
   }
   core_ =
       std::make_unique<DataParallelCore>(std::move(module), std::move(replicas), devices, options);

@@ -17,10 +17,8 @@ torch::OrderedDict<std::string, at::Tensor> by_name(const std::vector<ddp::Named
 
 }  // namespace
 
-DdpHandle::DdpHandle(torch::nn::Module* module, const DdpOptions& options) {
-  if (module == nullptr) throw UsageError("DistributedDataParallel of a null module");
-  core_ = std::make_unique<DdpCore>(ddp::WrappedModel(*module), options);
-}
+DdpHandle::DdpHandle(torch::nn::Module& module, const DdpOptions& options)
+    : core_(std::make_unique<DdpCore>(ddp::WrappedModel(module), options)) {}
 DdpHandle::DdpHandle(const torch::jit::Module& module, const DdpOptions& options)
     : core_(std::make_unique<DdpCore>(ddp::WrappedModel(module), options)) {}
 DdpHandle::DdpHandle(const NamedTensors& parameters, const NamedTensors& buffers,

@@ -127,11 +127,6 @@ void check_same_stage(int stage, int stages, const ProcessGroup& group) {
 
 }  // namespace
 
-torch::nn::Module& checked_stage(torch::nn::Module* stage) {
-  if (stage != nullptr) return *stage;
-  throw UsageError("the stage of a Pipeline is a null module");
-}
-
 void throw_wrong_inputs(std::size_t count) {
   throw UsageError(fmt::format(
       "a Pipeline's stage gets {} tensors, and its forward does not take them: it takes what the "

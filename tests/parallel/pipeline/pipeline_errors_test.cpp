@@ -301,7 +301,7 @@ TEST(PipelineErrors, BadBatchesStagesAndLossesAreNamed) {
         },
         {x}, x, "depends on nothing that requires a gradient");
     EXPECT_THAT([] { Pipeline(std::shared_ptr<torch::nn::LinearImpl>(), squares); },
-                ThrowsMessage<UsageError>(HasSubstr("null module")));
+                ThrowsMessage<UsageError>(HasSubstr("Pipeline: the module is null")));
     expect_error(stage_of(0), squares, {at::Tensor()}, x, "the input of a Pipeline is undefined");
     expect_error(stage_of(0), squares, {x}, torch::ones({}),
                  "the target of a Pipeline is a single");
