@@ -138,7 +138,8 @@ class [[nodiscard]] PACELINE_API Work {
   void wait();
   /// The same, but throws Timeout if that takes longer than `timeout`. The operation goes on.
   void wait(std::chrono::milliseconds timeout);
-  /// Whether wait() would return at once.
+  /// Whether wait() would return at once. Over gloo it stays false for a message until wait() has
+  /// returned, so do not poll it there.
   [[nodiscard]] bool is_completed() const;
   /// The global rank of the sender of a completed recv_async; -1 on a rank that is not a member of
   /// the group. Throws for other operations.
