@@ -312,7 +312,7 @@ TEST(AllReduceAlgorithms, RejectInvalidArguments) {
   });
 }
 
-// lost_ranks_test kills ranks at any moment on the backend paceline.
+// killed_ranks_test.cpp kills ranks at any moment on the backend paceline.
 TEST_P(AllReduceAlgorithmsBackends, EndIfARankIsKilled) {
   for (const Algorithm& algorithm : algorithms(3)) {
     const auto ends = test::run_torch_ranks(3, GetParam(), [&](const RankContext& context) {
