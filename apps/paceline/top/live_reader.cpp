@@ -175,9 +175,11 @@ LiveRecords LiveReader::read() {
   buckets_->read([&](const trace::BucketRing::Values& words) {
     const std::string text = text_of(std::span(words).subspan<3>());
     if (are_counts({words[0]}) && words[1] == trace::kGroupRecord) {
-      auto ranks = base::parse_list(text, kMaxRanks);
-      if (ranks.empty()) ++records.invalid;
-      if (!ranks.empty()) records.groups[words[0]] = std::move(ranks);
+      if (auto ranks = base::parse_list(text, kMaxRanks); !ranks.empty()) {
+        records.groups[words[0]] = std::move(ranks);
+      } else {
+        ++records.invalid;
+      }
       if (records.groups.size() > kMaxGroups) records.groups.erase(records.groups.begin());
       return;
     }

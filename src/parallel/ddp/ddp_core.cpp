@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,6 +15,7 @@
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "distributed/process_state.h"
 #include "parallel/ddp/model.h"
 #include "parallel/gather.h"
@@ -104,13 +104,18 @@ std::optional<RecordedPlace> recorded_place(const ProcessGroup& group) {
   return RecordedPlace{.rank = get_rank(group), .size = get_world_size(group), .of_world = false};
 }
 
-// Also in a forked child.
+std::uint64_t random_number() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
+}
+
+// Another one in a forked child.
 std::uint64_t process_number() {
-  static const std::uint64_t number = [] {
-    std::random_device random;
-    return std::uint64_t{random()} << 32 | random();
-  }();
-  return number ^ static_cast<std::uint64_t>(::getpid());
+  struct Number {
+    std::uint64_t value = random_number();
+  };
+  static base::PerProcess<Number> number;
+  return number.get().value;
 }
 
 // For `paceline top`, and the timeline of a world whose ranks have changed, or that is torch's.
