@@ -242,7 +242,7 @@ void pin(const Options& options) {
   if (options.pin.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
-  const auto local_rank = static_cast<std::size_t>(std::atoi(std::getenv("LOCAL_RANK")));
+  const std::size_t local_rank = std::stoul(std::getenv("LOCAL_RANK"));
   CPU_SET(options.pin.at(local_rank), &set);
   if (::sched_setaffinity(0, sizeof(set), &set) != 0) throw UsageError("cannot pin the rank");
 }

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -109,7 +110,10 @@ std::vector<pid_t> pids_after(const std::string& text, const std::string& label)
   std::vector<pid_t> pids;
   const std::string pattern = label + "=";
   for (auto at = text.find(pattern); at != text.npos; at = text.find(pattern, at + 1)) {
-    pids.push_back(std::atoi(text.c_str() + at + pattern.size()));
+    pid_t pid = 0;
+    const char* const digits = text.data() + at + pattern.size();
+    const auto [end, error] = std::from_chars(digits, text.data() + text.size(), pid);
+    if (error == std::errc() && pid > 0) pids.push_back(pid);
   }
   return pids;
 }

@@ -1,10 +1,10 @@
 // Writes timelines of a synthetic job, as input for `paceline report`:
 //   make_timelines DIR straggler|communication|uneven|input|short|well [RANKS]
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
 #include <random>
+#include <string>
 
 #include "support/made_timelines.h"
 
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::filesystem::create_directories(argv[1]);
-  const MadeJob job = job_of(argv[2], argc > 3 ? std::max(1, std::atoi(argv[3])) : 4);
+  const MadeJob job = job_of(argv[2], argc > 3 ? std::max(1, std::stoi(argv[3])) : 4);
   paceline::test::write_timelines(argv[1], paceline::test::make_timelines(job));
   return 0;
 }

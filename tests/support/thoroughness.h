@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 
 namespace paceline::test {
 
@@ -9,7 +10,7 @@ namespace paceline::test {
 // manual runs that take hours.
 inline int thoroughness() {
   const char* const value = std::getenv("PACELINE_TEST_THOROUGHNESS");
-  return value != nullptr ? std::max(1, std::atoi(value)) : 1;
+  return value != nullptr ? std::max(1, std::stoi(value)) : 1;
 }
 
 // GCC defines macros, Clang has features.

@@ -12,9 +12,9 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -140,7 +140,7 @@ Sample ExternalPeer::measure(int calls) {
   }
   const std::string answer = read_line(deadline);
   Sample sample;
-  if (std::sscanf(answer.c_str(), "%lf %lf", &sample.wall_us, &sample.cpu_us) == 2) return sample;
+  if (std::istringstream(answer) >> sample.wall_us >> sample.cpu_us) return sample;
   fail(fmt::format("answered '{}' where two times were expected", answer));
 }
 

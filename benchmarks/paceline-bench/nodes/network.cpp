@@ -14,6 +14,7 @@
 #include <cstdlib>
 
 #include "base/errno_error.h"
+#include "base/parse.h"
 #include "base/unique_fd.h"
 #include "nodes/rate.h"
 
@@ -30,6 +31,7 @@ constexpr const char* kMasterPort = "29500";
 // Throws what a shell script says if it fails.
 void run_script(const std::string& script) {
   std::string said;
+  // NOLINTNEXTLINE(bugprone-command-processor): the scripts are this file's
   std::FILE* const output = ::popen(fmt::format("exec 2>&1\nset -e\n{}", script).c_str(), "re");
   if (output == nullptr) throw base::errno_error("cannot start a shell");
   std::array<char, 4096> part;
@@ -39,10 +41,10 @@ void run_script(const std::string& script) {
   if (::pclose(output) != 0) throw Error(fmt::format("cannot set up the nodes' network: {}", said));
 }
 
-int variable(const char* name) {
+int variable(const char* name, int least) {
   const char* const value = std::getenv(name);
   if (value == nullptr) throw Error(fmt::format("{} is not set", name));
-  return std::atoi(value);
+  return base::parse_integer(name, value, least);
 }
 
 }  // namespace
@@ -115,8 +117,9 @@ std::vector<pid_t> Network::processes() const {
 }
 
 void enter_node(const std::vector<pid_t>& processes) {
-  const int rank = variable("RANK");
-  const int ranks_of_each = variable("WORLD_SIZE") / static_cast<int>(processes.size());
+  const int nodes = static_cast<int>(processes.size());
+  const int rank = variable("RANK", 0);
+  const int ranks_of_each = variable("WORLD_SIZE", nodes) / nodes;
   const int node = rank / ranks_of_each;
   const std::string path =
       fmt::format("/proc/{}/ns/net", processes[static_cast<std::size_t>(node)]);
