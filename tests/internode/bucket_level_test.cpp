@@ -321,7 +321,7 @@ TEST(BucketLevelErrors, ARankThatIsLostEndsTheWaitToConnect) {
       make_level(group, buckets);
       return;
     }
-    auto failing = std::async(std::launch::async, [&] {
+    const std::jthread failing([&] {
       while (elsewhere.started() == 0) std::this_thread::yield();
       group.region()->abort("its disk is full");
     });

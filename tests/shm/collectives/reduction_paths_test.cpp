@@ -95,9 +95,10 @@ TEST(Collectives, AgreeOnRoundsBeforeAllCoresAreKnown) {
     };
     const auto early = regions.enter_on(cores[0], 0);
     const Word& in_call = early->memory().slot(0, 1).round;
-    const auto waiting = std::async(std::launch::async, [&] { sum_of_ranks(early); });
+    auto waiting = std::async(std::launch::async, [&] { sum_of_ranks(early); });
     while (in_call.load() != 1) std::this_thread::yield();
     sum_of_ranks(regions.enter_on(cores[1], 1));
+    waiting.get();
   }
 }
 
