@@ -20,7 +20,7 @@ using c10d::HookOpName;
 bool is_wanted() {
   for (const char* const name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
     const char* const value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return std::atoi(value) > 0;
+    if (value != nullptr && *value != '\0') return std::strtol(value, nullptr, 10) > 0;
   }
   return false;
 }
