@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 
 namespace paceline::drawing {
 namespace {
@@ -41,18 +42,19 @@ void Scale::set_linear(Ends ends, int most_ticks) {
     high_ += around;
   }
   const double step = round_step((high_ - low_) / (most_ticks - 1));
+  if (step == 0) return;  // denormal numbers
   if (ends == Ends::round) {
     low_ = std::floor(low_ / step + kRounding) * step;
     high_ = std::ceil(high_ / step - kRounding) * step;
   }
-  const double first = std::ceil(low_ / step - kRounding);
-  const double last = std::floor(high_ / step + kRounding);
-  for (double i = first; i <= last; ++i) ticks_.push_back(i * step);
+  const auto first = static_cast<std::int64_t>(std::ceil(low_ / step - kRounding));
+  const auto last = static_cast<std::int64_t>(std::floor(high_ / step + kRounding));
+  for (auto i = first; i <= last; ++i) ticks_.push_back(static_cast<double>(i) * step);
 }
 
 void Scale::set_logarithmic(Ends ends, int most_ticks) {
-  double first = std::floor(std::log10(low_) + kRounding);
-  double last = std::ceil(std::log10(high_) - kRounding);
+  const auto first = static_cast<int>(std::floor(std::log10(low_) + kRounding));
+  auto last = static_cast<int>(std::ceil(std::log10(high_) - kRounding));
   if (last <= first) last = first + 1;
   if (ends == Ends::round || high_ - low_ <= high_ * kRounding) {
     low_ = std::pow(10, first);
@@ -61,9 +63,9 @@ void Scale::set_logarithmic(Ends ends, int most_ticks) {
   const auto add = [&](double tick) {
     if (tick >= low_ * (1 - kRounding) && tick <= high_ * (1 + kRounding)) ticks_.push_back(tick);
   };
-  const double step = std::ceil((last - first) / (most_ticks - 1));
+  const int step = (last - first + most_ticks - 2) / (most_ticks - 1);
   const bool fine = 3 * (last - first) < most_ticks;
-  for (double power = first; power <= last; power += step) {
+  for (int power = first; power <= last; power += step) {
     for (const double factor : {1.0, 2.0, 5.0}) {
       if (factor == 1 || fine) add(factor * std::pow(10, power));
     }
