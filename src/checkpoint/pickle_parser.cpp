@@ -178,7 +178,7 @@ class PickleParser {
   Number read() {
     Number number{};
     const std::string_view bytes = read_bytes(sizeof(number));
-    std::memcpy(&number, bytes.data(), sizeof(number));
+    std::memcpy(&number, bytes.data(), bytes.size());
     return number;
   }
   std::string_view read_bytes(std::uint64_t count) {

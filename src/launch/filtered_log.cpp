@@ -39,7 +39,7 @@ void FilteredLog::finish() {
 void FilteredLog::write_line(std::size_t rank, std::string_view line) {
   const bool is_wanted = std::ranges::any_of(
       texts_, [&](const std::string& text) { return line.find(text) != line.npos; });
-  if (is_wanted) file_ << prefixes_[rank] << line << std::endl;
+  if (is_wanted) file_ << prefixes_[rank] << line << '\n' << std::flush;
 }
 
 }  // namespace paceline::launch

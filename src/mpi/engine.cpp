@@ -210,7 +210,7 @@ bool Engine::finish_one(std::unique_lock<std::mutex>& lock) {
   const auto found =
       std::ranges::find_if(open_, [&](const auto& state) { return advance(*state); });
   if (found == open_.end()) return false;
-  const std::shared_ptr<State> state = *found;
+  const std::shared_ptr<State> state = std::move(*found);
   open_.erase(found);
   if (state->error) abandoned_.push_back(state);  // MPI may still have its other messages
   calling_ = state.get();

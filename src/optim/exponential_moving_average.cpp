@@ -119,7 +119,7 @@ void ExponentialMovingAverage::Impl::restore() noexcept {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     try {
       tensors_[i].copy_(own_values_[i]);
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    } catch (const std::exception&) {
       // The program has given this tensor another shape, and so other values, meanwhile.
     }
   }

@@ -61,7 +61,7 @@ class GradScaler::Impl {
       const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
       at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse);
     }
-    optimizers_[&optimizer].found_inf = found_inf;
+    optimizers_[&optimizer].found_inf = std::move(found_inf);
   }
 
   bool step(torch::optim::Optimizer& optimizer) {

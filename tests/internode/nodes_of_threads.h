@@ -217,7 +217,7 @@ class EngineNetwork {
         return open->failed || (open->sends.empty() && open->receives.empty());
       });
       if (ended != open_.end()) {
-        const auto transfer = *ended;
+        const auto transfer = std::move(*ended);
         open_.erase(ended);
         if (transfer->abandoned) continue;
         calling_ = transfer.get();

@@ -29,9 +29,8 @@ inline std::string size_text(std::uint64_t bytes) {
 // not one.
 inline std::optional<int> thread_count(std::string_view text) {
   int number = 0;
-  const char* const text_end = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), text_end, number);
-  const bool ends = end == text_end || *end == ',';
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool ends = end == text.data() + text.size() || *end == ',';
   return error == std::errc() && ends && number > 0 ? std::optional(number) : std::nullopt;
 }
 

@@ -34,7 +34,8 @@ std::vector<std::string> split_at_any(const std::string& text, const char* separ
 const link_map* find_loaded(const char* name) {
   link_map* map = nullptr;
   void* const handle = ::dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
-  const bool is_found = handle != nullptr && ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0;
+  const bool is_found =
+      handle != nullptr && ::dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0;
   return is_found ? map : nullptr;
 }
 

@@ -68,7 +68,7 @@ void judge(const launch::JobResult& result, const std::string& output,
     test.error = "interrupted";
   } else if (result.first_failed()) {
     test.error = describe_failure(result);
-  } else if (!(test.times = from_line(output))) {
+  } else if (test.times = from_line(output); !test.times) {
     test.error = fmt::format("rank 0 wrote no result{}", last_line(result.ranks.front()));
   }
 }

@@ -106,7 +106,7 @@ PacelineBackend::WorkPtr PacelineBackend::allreduce_sparse(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options) {
   constexpr Kind kKind{OpType::_ALLREDUCE_SPARSE, "all_reduce", "paceline:all_reduce"};
   check_sparse(tensors, options.reduceOp);
-  const at::Tensor tensor = tensors.front();
+  const at::Tensor& tensor = tensors.front();
   return run({kKind, {}, {tensor}, kCallsOfSparse}, options, [this, tensor] {
     // Not through detach(): that copy alone would get the new values.
     const at::NoGradGuard no_grad;

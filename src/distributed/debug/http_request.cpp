@@ -42,9 +42,9 @@ bool read_header(std::string_view line, HttpRequest& request) {
   if (is_named(name, "origin")) request.is_from_page = true;
   if (is_named(name, "host")) return std::exchange(request.host, line).empty();
   if (!is_named(name, "content-length")) return true;
-  const char* const end = line.data() + line.size();
-  const auto [behind, error] = std::from_chars(line.data(), end, request.body_size);
-  return error == std::errc() && behind == end;
+  const auto [end, error] =
+      std::from_chars(line.data(), line.data() + line.size(), request.body_size);
+  return error == std::errc() && end == line.data() + line.size();
 }
 
 }  // namespace

@@ -126,11 +126,12 @@ bool HttpServer::advance(Connection& connection) const {
 }
 
 std::optional<HttpResponse> HttpServer::respond(const std::string& received) const {
-  const HttpResponse malformed{400, "text/plain", "malformed request, or one that is too long\n"};
   const std::size_t end = received.find(kEndOfHead);
   if (end == std::string::npos) return std::nullopt;
   auto request = parse_head(std::string_view(received).substr(0, end));
-  if (!request || request->body_size > kLongestBody) return malformed;
+  if (!request || request->body_size > kLongestBody) {
+    return HttpResponse{400, "text/plain", "malformed request, or one that is too long\n"};
+  }
   const std::size_t begin = end + kEndOfHead.size();
   if (received.size() - begin < request->body_size) return std::nullopt;
   request->body = received.substr(begin, request->body_size);

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <array>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -30,9 +28,7 @@ template <std::size_t size>
 struct Text {
   std::array<char, size> bytes{};
 
-  void set(std::string_view text) {
-    std::memcpy(bytes.data(), text.data(), std::min(text.size(), size - 1));
-  }
+  void set(std::string_view text) { text.copy(bytes.data(), size - 1); }
   std::string get() const { return bytes.data(); }
 };
 

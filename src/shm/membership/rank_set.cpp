@@ -48,7 +48,7 @@ std::string describe_ranks(const RankSet& ranks) {
     const int first = *rank;
     int last = first;
     const bool in_ranges = count > static_cast<int>(kMaxListed);
-    while (++rank != ranks.end() && in_ranges && *rank == last + 1) ++last;
+    for (++rank; rank != ranks.end() && in_ranges && *rank == last + 1; ++rank) ++last;
     parts.push_back(first == last ? fmt::to_string(first) : fmt::format("{}-{}", first, last));
     named += last - first + 1;
   }

@@ -234,7 +234,7 @@ TEST_P(TraceReaderCounts, AnInvalidEvent) {
   const auto& [name, good, bad] = GetParam();
   std::string event = kWait;
   event.replace(event.find(good), good.size(), bad);
-  if (bad.ends_with("{\"x\":{")) event += "}";
+  if (bad.ends_with("{\"x\":{")) event += '}';
   const RankTrace trace = parse(std::string(kHead) + "," + event + "]");
   EXPECT_EQ(trace.spans.size(), 0U);
   EXPECT_EQ(trace.foreign, 1U);
@@ -271,7 +271,7 @@ TEST(TraceReader, ReadsOrRejectsDamagedFiles) {
     if (random() % 4 == 0) text.resize(random() % text.size());
     try {
       EXPECT_FALSE(diagnose(analyse(merge({parse(text), peer}))).sentence.empty());
-    } catch (const CorruptFile&) {  // NOLINT(bugprone-empty-catch): one of the two must happen
+    } catch (const CorruptFile&) {  // one of the two must happen
     }
   }
 }

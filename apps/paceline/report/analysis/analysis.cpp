@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "report/analysis/replay.h"
 
@@ -251,7 +252,7 @@ void find_crowded_ranks(const Job& job, Analysis& analysis) {
     }
     if (within.size() > trace->affinity.size()) {
       std::ranges::sort(within);
-      analysis.crowded = within;
+      analysis.crowded = std::move(within);
       return;
     }
   }

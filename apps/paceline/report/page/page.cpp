@@ -38,7 +38,7 @@ std::string summary(const Analysis& a) {
     text += fmt::format(", and {} long pause{} between steps, {} of the whole time", a.pauses,
                         a.pauses == 1 ? "" : "s", share_text(a.pause_share));
   }
-  text += ".";
+  text += '.';
   if (a.models > 1) {
     text += fmt::format(" Of {} models, model {} takes most time; its steps are shown.", a.models,
                         a.model);
