@@ -32,6 +32,7 @@ import check_layers
 
 ROOT = check_layers.ROOT
 STAMPS = ROOT / "build" / "lint"
+CLANG_TIDY = ROOT / ".tools/clang_tidy/data/bin/clang-tidy"  # not .tools/bin's, which is Python
 
 
 def includes_torch(source):
@@ -74,9 +75,11 @@ class Job:
             checks.append("-clang-analyzer-*")
         # The compile commands are GCC's and name warnings that Clang does not have. Files that are
         # read as one are headers to clang-tidy: it shows their errors, and not their warnings.
-        self.command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
+        # -U leaves out the bodies of fmt's functions, in which bugprone-exception-escape would find an
+        # error of malformed formats, which the compiler has excluded.
+        self.command = [str(CLANG_TIDY), "--quiet", f"--config-file={ROOT / '.clang-tidy'}",
                         f"--checks={','.join(checks)}", str(source), "--", *itertools.chain(*options),
-                        "-Werror", "-Wno-unknown-warning-option"]
+                        "-Werror", "-Wno-unknown-warning-option", "-UFMT_HEADER_ONLY"]
         files = set().union(*(check_layers.closure(ROOT, source_of(entry)) for entry in entries))
         key = hashlib.sha256(repr((version, self.text, self.command)).encode())
         for file in [ROOT / ".clang-tidy", *sorted(files)]:
@@ -106,7 +109,7 @@ def path_of(entry):
 
 
 def jobs(build):
-    version = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True,
+    version = subprocess.run([CLANG_TIDY, "--version"], capture_output=True, text=True,
                              check=True).stdout
     entries = json.loads((build / "compile_commands.json").read_text())
     ours = {}

@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         *environment.rank >= *environment.world_size) {
       std::abort();
     }
-  } catch (const paceline::UsageError&) {  // NOLINT(bugprone-empty-catch): as it should be
+  } catch (const paceline::UsageError&) {  // as it should be
   }
   return 0;
 }
