@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -217,9 +218,9 @@ std::string host_of(const Plan& plan) {
 // Each attempt and each world of a process has keys of its own in a store that outlives it. A store
 // that rank 0 serves ends with it, and torchrun's agents may count restarts differently.
 std::string name_keys(const Plan& plan, const base::Environment& environment, int attempt) {
-  if (!plan.world.empty()) return plan.world;
   const bool is_new = plan.means == Plan::Means::tcp && !plan.agent;
-  return fmt::format("{}/{}", is_new ? 0 : environment.restart_count.value_or(0), attempt);
+  return fmt::format("{}/{}", is_new ? 0 : environment.restart_count.value_or(0),
+                     plan.world.empty() ? std::to_string(attempt) : plan.world);
 }
 
 }  // namespace
@@ -227,9 +228,9 @@ std::string name_keys(const Plan& plan, const base::Environment& environment, in
 Rendezvous rendezvous(const Plan& plan, const InitOptions& options,
                       const base::Environment& environment, int attempt,
                       const shm::Membership* processes) {
-  const bool has_round = plan.agent && plan.world.empty() && !options.enable_reconfigure;
+  const bool has_round = plan.agent && !options.enable_reconfigure;
   const std::string prefix =
-      has_round ? "paceline/agent" : "paceline/" + name_keys(plan, environment, attempt);
+      "paceline/" + (has_round ? "agent/" + plan.world : name_keys(plan, environment, attempt));
   Rendezvous result{.rank = plan.rank,
                     .size = plan.size,
                     .store = open_in_time(plan, options, prefix, processes),

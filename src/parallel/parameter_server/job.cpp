@@ -51,8 +51,7 @@ InitOptions checked_init(InitOptions options) {
 distributed::Plan plan_of(InitOptions options, const base::Environment& environment) {
   options.enable_reconfigure = true;
   auto plan = distributed::plan_rendezvous(options, environment, false);
-  plan.world =
-      fmt::format("{}/parameter server {}", environment.restart_count.value_or(0), jobs_entered++);
+  plan.world = fmt::format("parameter server {}", jobs_entered++);
   return plan;
 }
 
@@ -120,6 +119,7 @@ Job::Job(const ParameterServerOptions& options) : options_(checked_init(options.
   const auto plan = plan_of(options_, environment);
   auto met = distributed::rendezvous(plan, options_, environment, 0, nullptr);
   store_ = std::move(met.store);
+  round_ = std::move(met.round);
   host_ = std::move(met.host);
   rank_ = met.rank;
   size_ = met.size;

@@ -12,6 +12,7 @@
 #include <paceline/parameter_server.h>
 
 #include "base/deadline.h"
+#include "distributed/rendezvous/agent_round.h"
 #include "distributed/topology.h"
 #include "parallel/parameter_server/pair.h"
 #include "shm/membership/endpoint.h"
@@ -33,7 +34,8 @@ struct Announcement {
 };
 
 // This process's place in the job, and the store by which servers and workers find each other. No
-// rank waits for another one to be in the job. Thread-safe.
+// rank waits for another one to be in the job, except for rank 0 where agents of torchrun serve the
+// store. Thread-safe.
 class Job {
  public:
   // As init_process_group opens the store. Throws UsageError and Timeout.
@@ -69,6 +71,7 @@ class Job {
 
   InitOptions options_;
   c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<const distributed::AgentRound> round_;
   std::string host_;
   int rank_ = 0;
   int size_ = 1;

@@ -3,17 +3,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <paceline/error.h>
 
 #include "parallel/parameter_server/jobs.h"
+#include "support/eventually.h"
 #include "support/shared.h"
 #include "support/stopped.h"
 
@@ -185,6 +190,64 @@ TEST(LostProcesses, AServerServesItsWorkersWithoutTheStore) {
     return std::string();
   });
   test::expect_clean(ends);
+}
+
+struct AgentState {
+  std::atomic<int> port = 0;
+  std::atomic<int> ended = 0;
+};
+
+// torchrun starts all processes again, with the store of those before. Each of its agents counts
+// the restarts that it has begun itself.
+TEST(LostProcesses, AreNotMetByThoseThatAgentsStartAgain) {
+  constexpr int kRanks = 2;
+  constexpr int kProcesses = 2 * kRanks;
+  const test::Shared<AgentState> state;
+  const auto ends = test::run_process_ranks(
+      kProcesses + 1, [&](int process, const shm::BootstrapSockets&) -> std::string {
+        if (process == kProcesses) {
+          const c10d::TCPStore agent("127.0.0.1",
+                                     {.port = 0, .isServer = true, .waitWorkers = false});
+          state->port = agent.getPort();
+          EXPECT_TRUE(test::eventually([&] { return state->ended == kProcesses; }));
+          return "";
+        }
+        const bool starts_again = process >= kRanks;
+        const int rank = process % kRanks;
+        EXPECT_TRUE(test::eventually(
+            [&] { return state->port != 0 && (!starts_again || state->ended == kRanks); }));
+        at::set_num_threads(1);
+        for (const auto& [name, value] :
+             {std::pair("RANK", rank), std::pair("WORLD_SIZE", kRanks),
+              std::pair("MASTER_PORT", state->port.load()),
+              std::pair("TORCHELASTIC_RESTART_COUNT", starts_again ? rank : 0)}) {
+          ::setenv(name, std::to_string(value).c_str(), 1);
+        }
+        ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+        ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+        std::string text;
+        try {
+          auto w = make_weight();
+          ParameterServer server({{"w", w}}, test::sgd(1),
+                                 {.init = {.timeout = std::chrono::seconds(30)}});
+          if (server.is_server()) {
+            server.serve();
+          } else {
+            w.mutable_grad() = -torch::ones({1}, torch::kFloat64);
+            server.step();
+            if (!starts_again) throw std::runtime_error("the worker fails");
+          }
+          text = fmt::format("w = {}", w.item<double>());
+        } catch (const std::exception& error) {
+          text = error.what();
+        }
+        ++state->ended;
+        return text;
+      });
+  EXPECT_THAT(ends[0].report, HasSubstr("all workers were lost"));
+  EXPECT_EQ(ends[1].report, "the worker fails");
+  EXPECT_EQ(ends[2].report, "w = 1");
+  EXPECT_EQ(ends[3].report, "w = 1");
 }
 
 TEST(LostProcesses, AStoppedServerIsATimeoutOfItsWorkers) {
