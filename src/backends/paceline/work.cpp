@@ -28,7 +28,7 @@ bool is_peer_error(const std::exception_ptr& error) {
     if (error) std::rethrow_exception(error);
   } catch (const PeerError&) {
     return true;
-  } catch (...) {
+  } catch (...) {  // any other error
   }
   return false;
 }

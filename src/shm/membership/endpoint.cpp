@@ -8,11 +8,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "base/errno_error.h"
+#include "base/parse.h"
 
 namespace paceline::shm {
 namespace {
@@ -57,9 +58,9 @@ Endpoint Endpoint::decode(const std::string& text) {
   std::array<std::string, 4> lines;
   std::istringstream stream(text);
   for (std::string& line : lines) std::getline(stream, line);
-  if (lines[2].empty()) throw Error("malformed bootstrap record");
-  return {static_cast<pid_t>(std::strtol(lines[0].c_str(), nullptr, 10)), lines[1], lines[2],
-          lines[3]};
+  const auto pid = base::parse_number<pid_t>(lines[0], 1, std::numeric_limits<pid_t>::max());
+  if (!pid || lines[2].empty()) throw Error("malformed bootstrap record");
+  return {*pid, lines[1], lines[2], lines[3]};
 }
 
 }  // namespace paceline::shm

@@ -265,6 +265,16 @@ TEST(Bootstrap, ARankThatCannotJoinIsReportedWithItsReason) {
   EXPECT_EQ(blame.text, "rank 1 was lost while the group was being formed: no descriptors");
 }
 
+TEST(Bootstrap, RejectsMalformedRecords) {
+  const Endpoint own = Endpoint::own(true);
+  EXPECT_EQ(Endpoint::decode(own.encode()).pid, ::getpid());
+  const std::string rest = "\npids\nmachine\nsocket";
+  for (const char* const pid : {"", "0", "-1", "12x", "4294967297"}) {
+    EXPECT_THROW(Endpoint::decode(pid + rest), Error) << pid;
+  }
+  EXPECT_THROW(Endpoint::decode("1\npids"), Error);
+}
+
 TEST(Bootstrap, AnEndpointWithoutAListenerIsALostRank) {
   const std::vector<Endpoint> endpoints{ListeningEndpoint().endpoint, ListeningEndpoint().endpoint};
   const Blame blame =
