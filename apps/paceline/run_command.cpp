@@ -60,7 +60,7 @@ int late_signal(launch::SignalForwarding& signals) {
   return signal;
 }
 
-// What a user is told when the processes start.
+// What a user reads when the processes start.
 std::string heading(const RunOptions& options, const RunCores& chosen, int cores) {
   const launch::JobSpec& job = options.job;
   const std::string node =
@@ -111,7 +111,7 @@ void survive_failed_writes() {
 }
 
 // Starts all processes once. `logs`: the directory of the run; empty: none is kept. `attempt`
-// counts the starts, of which some are no restart after a failure.
+// counts the starts; not all follow a failure.
 launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attempt,
                            launch::NonBlockingWriter& out, launch::NonBlockingWriter& err) {
   launch::JobSpec& spec = options.job;

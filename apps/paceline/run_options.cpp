@@ -25,8 +25,8 @@
 namespace paceline::app {
 namespace {
 
-// As many as CUDA_VISIBLE_DEVICES names, of which CUDA takes those before an invalid one; if it is
-// not set, as many as the driver shows.
+// As many as CUDA_VISIBLE_DEVICES names before the first invalid one, as CUDA does; if it is not
+// set, as many as the driver shows.
 int count_gpus() {
   if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
     int count = 0;

@@ -29,7 +29,7 @@ namespace paceline {
 /// Something with a state, to which this object refers: it must not outlive it.
 class PACELINE_API Stateful {
  public:
-  /// Of which ranks the state is.
+  /// How the ranks hold the state.
   enum class Scope {
     shared,        ///< All ranks have the same: rank 0 saves it, and all load it.
     rank,          ///< Each rank has its own.

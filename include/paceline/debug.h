@@ -12,9 +12,9 @@ namespace paceline {
 
 /// Where a rank's debug server listens.
 struct DebugServerOptions {
-  /// The address to listen at. Whoever reaches it may read the state of the rank: nobody is
-  /// authenticated; only requests of web pages in a browser are refused. The frontend of a job on
-  /// several machines needs "::", or the machine's address in a trusted network.
+  /// The address to listen at. Any client that reaches it may read the rank's state: there is no
+  /// authentication, and only requests of web pages in a browser are refused. The frontend of a job
+  /// on several machines needs "::", or the machine's address in a trusted network.
   std::string host = "127.0.0.1";
   /// The TCP port, as in PyTorch; 0: any free one.
   int worker_port = 0;

@@ -208,7 +208,7 @@ struct Subgroups {
 };
 
 /// Divides the world into groups of `group_size` consecutive ranks; unset: into the ranks of each
-/// node, of which nodes may have different numbers. Collective over the world, as new_group.
+/// node, and nodes may have different numbers of ranks. Collective over the world, as new_group.
 ///
 /// Throws UsageError unless the size is positive and divides the world's, and as new_group does.
 [[nodiscard]] PACELINE_API Subgroups new_subgroups(std::optional<int> group_size = {},

@@ -31,7 +31,7 @@ enum class ImageMode {
 /// profiles nor the orientation in EXIF data are applied.
 ///
 /// Throws CorruptFile, with the path, if the file is truncated, is damaged so that its decoder
-/// gives up, or has more than 178,956,970 pixels; Error if it cannot be read; UsageError if
+/// fails, or has more than 178,956,970 pixels; Error if it cannot be read; UsageError if
 /// Paceline was built without libpng or libjpeg, and the file needs it.
 PACELINE_API at::Tensor read_image(const std::filesystem::path& path,
                                    ImageMode mode = ImageMode::rgb);

@@ -36,8 +36,8 @@ struct LogicalRange {
   bool operator==(const LogicalRange&) const = default;
 };
 
-/// The logical ranks of a job, of which this rank runs some; see DdpOptions::logical_ranks. Without
-/// that option, each rank is one logical rank.
+/// The logical ranks of a job. This rank runs a range of them; see DdpOptions::logical_ranks.
+/// Without that option, each rank is one logical rank.
 ///
 /// Iterate over it in each step, and train each logical rank on its share of the data:
 ///

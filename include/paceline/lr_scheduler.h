@@ -60,7 +60,7 @@ class PACELINE_API LRScheduler {
   /// Python loads it, with two exceptions. Python keeps the bounds of a OneCycleLR in the groups of
   /// the optimizer, which states of C++'s optimizers do not have: keep these keys of the groups
   /// when you load such a state; and one from Python changes none here, so make the OneCycleLR with
-  /// the same bounds. And `milestones` of a MultiStepLR is a dict, of which Python's
+  /// the same bounds. And `milestones` of a MultiStepLR is a dict, where Python's
   /// SequentialLR needs a `collections.Counter`.
   at::IValue state_dict() const;
   /// Goes on as the schedule that had this state: it replaces the options. The learning rates and

@@ -29,7 +29,7 @@ def train_with_power_sgd() -> list[torch.Tensor]:
 
 
 def train_with_calls_in_callbacks(options: dict[str, Any]) -> list[torch.Tensor]:
-    """Averages as without a hook, by two all-reduces, of which a callback makes the second. Ours on all backends."""
+    """Averages as without a hook, by two all-reduces; a callback makes the second. Ours on all backends."""
     def hook(size: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             return dist.all_reduce(future.value()[0].div_(size), async_op=True).get_future().wait()[0]

@@ -19,9 +19,8 @@ class SelfReportingWork : public c10d::Work {
 // its own.
 c10::intrusive_ptr<c10d::Work> with_limited_wait(c10::intrusive_ptr<c10d::Work> work);
 
-// Whether the work, of with_limited_wait, ends within the time, of which backends think
-// differently: zero means for ever to c10d, and some cannot wait for a limited time, but only until
-// the end. Throws the work's error.
+// Whether the work, which is one of with_limited_wait, ends within the time. Waits of c10d differ:
+// zero means for ever, and some backends can wait only until the end. Throws the work's error.
 bool wait_within(c10d::Work& work, std::chrono::milliseconds time);
 
 // Waits as work.wait() does. If another backend's collective takes long, the log says so: such a

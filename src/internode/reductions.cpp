@@ -274,7 +274,7 @@ void Group::reduce_scatter(std::span<const Input> inputs, Output output, DataTyp
     const auto here = static_cast<int>(map_.ranks_on(node).size());
     return map_.rank_at(node, map_.local_rank_of(rank) % here);
   };
-  // For each local rank, the parts of which it makes the sums, one after the other.
+  // For each local rank, the parts whose sums it makes, one after the other.
   std::vector<std::vector<int>> destinations(local_size());
   std::vector<std::size_t> counts(local_size());
   std::size_t total = 0;

@@ -30,7 +30,7 @@ class RemoteMessages {
 
   static constexpr int kTags = Engine::kTags / 2;  // from 0
 
-  // `region`: this node's, of which failures become known. `ranks`: the global ranks of the group.
+  // `region`: this node's, which makes failures known. `ranks`: the global ranks of the group.
   RemoteMessages(std::shared_ptr<shm::Region> region, shm::GlobalRanks ranks, int rank,
                  std::unique_ptr<Engine> engine);
   RemoteMessages(const RemoteMessages&) = delete;
@@ -73,7 +73,7 @@ class RemoteMessages {
   std::unique_ptr<Engine> engine_;
 
   std::mutex mutex_;                              // guards what follows
-  std::list<std::shared_ptr<Request>> requests_;  // those that are finished are forgotten later
+  std::list<std::shared_ptr<Request>> requests_;  // finished ones are removed later
   std::map<int, std::uint32_t> payloads_sent_;    // by receiver
 };
 

@@ -108,7 +108,7 @@ Place domain_of(const Cpu& cpu, NumaBinding binding) {
   return {cpu.node, binding == NumaBinding::core_complex ? cpu.cache : 0};
 }
 
-// The cores of part `index` of `parts`, of which the first ones are larger by one if need be.
+// The cores of part `index` of `parts`. The first parts are larger by one core if need be.
 std::vector<PhysicalCore> part_of(const std::vector<PhysicalCore>& cores, std::size_t index,
                                   std::size_t parts) {
   const std::size_t each = cores.size() / parts;
@@ -173,7 +173,7 @@ NumaCpus bind_to_numa(const std::vector<Cpu>& cpus, int ranks, NumaBinding bindi
   NumaCpus result{.cpus = {}, .domains = static_cast<int>(domains.size())};
   std::size_t index = 0;
   for (const auto& [domain, cores] : domains) {
-    // Those of which rank * domains / count is this domain.
+    // The ranks for which rank * domains / count is this domain.
     const auto first = [&](std::size_t at) {
       return (at * count + domains.size() - 1) / domains.size();
     };

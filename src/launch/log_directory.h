@@ -10,8 +10,8 @@ namespace paceline::launch {
 // With the missing ones above it. Throws Error.
 void make_directories(const std::filesystem::path& path);
 
-// Makes a new directory for the files of a run, the name of which is `start` and random characters,
-// and returns its absolute path. Throws Error if it cannot be made, or if nothing can be written in
+// Makes a new directory for the files of a run, named `start` and random characters, and returns
+// its absolute path. Throws Error if it cannot be made, or if nothing can be written in
 // it.
 std::filesystem::path make_run_directory(const std::filesystem::path& start);
 

@@ -40,9 +40,9 @@ class WrongKeyError : public ChannelError {
 // direction and both sides' bytes. A message is its length in 4 bytes, least significant first, and
 // its text, sealed with ChaCha20-Poly1305 (RFC 8439), whose nonce is the number of the message.
 //
-// The accepting side seals nothing before it has opened a message, so that whoever connects without
-// the secret gets 32 random bytes and nothing to guess it by. Whoever can pose as the accepting
-// side or listens in can try secrets on what it has: they have to be random.
+// The accepting side seals nothing before it has opened a message, so that a client without the
+// secret gets 32 random bytes and nothing to guess it by. An attacker who poses as the accepting
+// side, or listens in, can try secrets on what it has: they have to be random.
 class SecureChannel {
  public:
   enum class Side { connecting, accepting };

@@ -326,7 +326,7 @@ void NodeSession::handle(const Message& message) {
   }
 }
 
-// Those that come while no processes run, of which node 0 passes on no signal for the program. If
+// Signals that come while no processes run. Node 0 does not pass on the program's signals then. If
 // it does not react, a repeated signal ends this launcher.
 void NodeSession::handle_signals() {
   while (const int signal = signals_ != nullptr ? signals_->next() : 0) {

@@ -35,8 +35,8 @@ struct SessionOptions {
   bool has_secret = false;       // or else anybody knows the key
 };
 
-// One launcher's part in a job on several nodes: finds the coordinator, or is it; is told when to
-// start processes, has run_job tell the others of failures and signals, and gets the verdict.
+// One launcher's part in a job on several nodes: finds the coordinator, or is it; learns when to
+// start processes, has run_job report failures and signals to the others, and gets the verdict.
 class NodeSession : public launch::OtherNodes {
  public:
   // `print` gets lines for the user. Neither pointer is owned. Throws UsageError and Error.

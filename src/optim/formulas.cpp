@@ -170,7 +170,7 @@ void check(const LambdaLROptions& options, std::size_t groups) {
 }
 void visit(LambdaLROptions& options, StateArchive& state) {
   if (state.reads()) {
-    const at::IValue functions = state.at("lr_lambdas");  // of which Python saves none
+    const at::IValue functions = state.at("lr_lambdas");  // Python saves no functions
     if (!functions.isList() || functions.toListRef().size() != options.lr_lambda.size()) {
       state.reject(fmt::format("'lr_lambdas' is no list of {}", options.lr_lambda.size()));
     }

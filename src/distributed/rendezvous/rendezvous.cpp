@@ -143,7 +143,7 @@ void check_server(const shm::Membership& processes) {
   throw_lost({}, ended);
 }
 
-// Of ranks at a local store, those that have to wait report what they know: see local_store.
+// At a local store, the ranks that wait report what they know themselves: see local_store.
 void report_no_answer(base::WaitReport& report, const Plan& plan, const Obstacle& obstacle) {
   if (plan.means == Plan::Means::local) return;
   report.check([&](const std::string& waited, auto) -> std::optional<base::WaitReport::Text> {

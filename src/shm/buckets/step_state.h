@@ -13,7 +13,7 @@ namespace paceline::shm {
 struct StepState {
   int rank;                     // global
   std::size_t ready = 0;        // buckets
-  std::size_t reduced = 0;      // buckets of which its slice is
+  std::size_t reduced = 0;      // buckets whose slice of this rank is
   std::size_t last = 0;         // the bucket that was ready last, if any is
   const char* phase = nullptr;  // "forward", "backward", "waits", "finished", "aborted"
 };

@@ -15,8 +15,8 @@
 
 namespace paceline::shm {
 
-// A call of which calls of a Group are parts: errors and reports are about it, and the parts share
-// its deadline.
+// A call that is made of calls of Groups: errors and reports are about it, and its parts share its
+// deadline.
 class OuterCall {
  public:
   virtual OpContext context() const = 0;
