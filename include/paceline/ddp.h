@@ -50,7 +50,7 @@ class PACELINE_API DdpHandle {
   std::optional<at::Device> input_device() const;
   bool watches_outputs() const;
   void watch_output(const at::Tensor& output);
-  std::shared_ptr<bool> sync_switch() const;
+  std::shared_ptr<int> no_sync_guards() const;
   void set_samples(double count);
   at::Tensor average_loss(const at::Tensor& loss) const;
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
@@ -121,24 +121,23 @@ struct NoModel {};
 /// While it lives, forwards of its DistributedDataParallel are not synchronised: in their
 /// backwards, gradients accumulate on each rank alone. Between synchronised steps, all ranks must
 /// run the same number of such backwards, unless they use Average::samples. Forwards without a
-/// backward do not count. Move-only.
+/// backward do not count. Move-only; several may live at once, and end in any order.
 class [[nodiscard]] NoSyncGuard {
  public:
-  /// Used by DistributedDataParallel::no_sync().
-  explicit NoSyncGuard(std::shared_ptr<bool> sync, bool enabled)
-      : sync_(enabled ? std::move(sync) : nullptr), before_(sync_ && *sync_) {
-    if (sync_) *sync_ = false;
+  /// Used by DistributedDataParallel::no_sync(), which counts its guards in `guards`.
+  explicit NoSyncGuard(std::shared_ptr<int> guards, bool enabled)
+      : guards_(enabled ? std::move(guards) : nullptr) {
+    if (guards_) ++*guards_;
   }
   /// Leaves `other` without effect.
   NoSyncGuard(NoSyncGuard&& other) noexcept = default;
   NoSyncGuard& operator=(NoSyncGuard&&) = delete;
   ~NoSyncGuard() {
-    if (sync_) *sync_ = before_;
+    if (guards_) --*guards_;
   }
 
  private:
-  std::shared_ptr<bool> sync_;
-  bool before_;
+  std::shared_ptr<int> guards_;
 };
 
 /// Wraps a module so that every backward leaves the average of all ranks' gradients, or their sum
@@ -288,7 +287,9 @@ class DistributedDataParallel {
 
   /// While the guard lives, forwards are not synchronised, unless `enabled` is false:
   /// `auto guard = model.no_sync(micro + 1 < accumulation);`
-  NoSyncGuard no_sync(bool enabled = true) { return NoSyncGuard(handle_.sync_switch(), enabled); }
+  NoSyncGuard no_sync(bool enabled = true) {
+    return NoSyncGuard(handle_.no_sync_guards(), enabled);
+  }
 
   /// The logical ranks that this rank runs; iterate over them in every step.
   LogicalRanks logical_ranks() { return LogicalRanks(handle_.logical_ranks()); }

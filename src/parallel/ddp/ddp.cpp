@@ -52,8 +52,8 @@ bool DdpHandle::watches_outputs() const {
 void DdpHandle::watch_output(const at::Tensor& output) {
   core().watch_output(output);
 }
-std::shared_ptr<bool> DdpHandle::sync_switch() const {
-  return core().sync_switch();
+std::shared_ptr<int> DdpHandle::no_sync_guards() const {
+  return core().no_sync_guards();
 }
 at::Tensor DdpHandle::average_loss(const at::Tensor& loss) const {
   return core().average_loss(loss);

@@ -203,7 +203,7 @@ void check_delayed(const DdpOptions& options, const std::vector<ddp::NamedTensor
 }  // namespace
 
 DdpCore::DdpCore(ddp::WrappedModel model, const DdpOptions& options)
-    : model_(std::move(model)), options_(options), sync_(std::make_shared<bool>(true)) {
+    : model_(std::move(model)), options_(options) {
   check_caps(options);
   if (options.check_sync_every < 0) {
     throw UsageError(fmt::format("check_sync_every of {}: it is a number of steps, or 0 for never",

@@ -30,7 +30,7 @@ class DdpCore final : public Joinable {
   ~DdpCore() override;
 
   // Call before each forward, on the thread that will run its backward.
-  void before_forward() { before_forward(model_.is_training(), *sync_); }
+  void before_forward() { before_forward(model_.is_training(), *no_sync_guards_ == 0); }
   // The same for a caller that knows the model's mode, and whether the backward is synchronised, or
   // a later one of the same step, by synchronise_backward.
   void before_forward(bool training, bool synchronise, bool later = false);
@@ -61,7 +61,7 @@ class DdpCore final : public Joinable {
   }
   bool watches_outputs() const { return options_.static_graph && at::GradMode::is_enabled(); }
   void watch_output(const at::Tensor& output) { reducer_->watch_output(output); }
-  const std::shared_ptr<bool>& sync_switch() const { return sync_; }
+  const std::shared_ptr<int>& no_sync_guards() const { return no_sync_guards_; }
   const std::shared_ptr<LogicalRanksCore>& logical_ranks() const { return logical_ranks_; }
   const DdpStats& stats() const { return reducer_->stats(); }
   const ddp::WrappedModel& model() const { return model_; }
@@ -88,15 +88,15 @@ class DdpCore final : public Joinable {
 
   ddp::WrappedModel model_;
   DdpOptions options_;
-  std::shared_ptr<bool> sync_;
+  std::shared_ptr<int> no_sync_guards_ = std::make_shared<int>(0);
   std::unique_ptr<ddp::Reducer> reducer_;
   std::shared_ptr<LogicalRanksCore> logical_ranks_;
   std::vector<at::Tensor> buffers_;
   std::vector<at::Tensor> wrapped_;  // the module's parameters at construction
   std::uint64_t forwards_ = 0;
-  std::uint64_t steps_ = 0;          // synchronised ones
-  double samples_ = 0;               // that set_samples was given last
-  bool buffers_may_differ_ = false;  // the last training forward was synchronised
+  std::uint64_t steps_ = 0;         // synchronised ones
+  double samples_ = 0;              // that set_samples was given last
+  bool buffers_may_differ_ = true;  // unless the last training forward was under no_sync
   std::optional<JoinOptions> outer_join_;
   int buffer_source_ = 0;   // by group rank; in join, as in PyTorch, the last that has not joined
   bool all_active_ = true;  // no rank has joined

@@ -48,6 +48,17 @@ TEST_P(BuffersBackends, MayBeCopiedBetweenTwoForwardsOfOneBackward) {
   });
 }
 
+TEST_P(BuffersBackends, AreCopiedBeforeTheFirstForward) {
+  expect_torch_ranks(2, GetParam(), [](int rank, int) {
+    torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(3).momentum(0.0));
+    norm->running_mean.fill_(rank + 1);
+    DistributedDataParallel model(norm, {.init_sync = false});
+    EXPECT_EQ(norm->running_mean[0].item<float>(), rank + 1);
+    static_cast<void>(model(torch::randn({5, 3})));
+    EXPECT_EQ(norm->running_mean[0].item<float>(), 1);
+  });
+}
+
 TEST_P(BuffersBackends, FollowRankZeroByPyTorchsRule) {
   expect_torch_ranks(2, GetParam(), [](int rank, int) {
     for (const bool broadcast_buffers : {true, false}) {

@@ -171,6 +171,24 @@ TEST(Ddp, NothingIsReducedUnderNoSync) {
   });
 }
 
+TEST(Ddp, NoSyncGuardsMayEndInAnyOrder) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    DistributedDataParallel model(make_net(at::kDouble));
+    auto plain = make_net(at::kDouble);
+    std::optional<NoSyncGuard> guard;
+    for (int micro = 0; micro < 3; ++micro) {
+      guard.emplace(model.no_sync(micro < 2));  // made before the one that it replaces ends
+      const auto x = batch_of(rank, micro, at::kDouble);
+      loss_of(model(x), x).backward();
+      for (int other = 0; other < 2; ++other) {
+        const auto y = batch_of(other, micro, at::kDouble);
+        if (micro == 2 || other == rank) (loss_of(plain(y), y) / (micro == 2 ? 2 : 1)).backward();
+      }
+      if (micro < 2) expect_same_gradients(model.parameters(), plain->parameters());
+    }
+  });
+}
+
 struct PairOutputImpl : torch::nn::Module {
   torch::Tensor w{register_parameter("w", torch::ones({2}))};
   std::pair<torch::Tensor, int> forward(const torch::Tensor& a, const std::string& b, int c) {
