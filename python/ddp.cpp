@@ -140,6 +140,7 @@ void bind_ddp(py::module_& module) {
       .def("after_forward", [](Reducer& self) { self.core().after_forward(); })
       .def("watch_output",
            [](Reducer& self, const at::Tensor& output) { self.core().watch_output(output); })
+      .def("awaits_backward", [](Reducer& self) { return self.core().awaits_backward(); })
       .def("synchronise_backward", [](Reducer& self) { self.core().synchronise_backward(); })
       .def_property(
           "buffers_may_differ", [](Reducer& self) { return self.core().buffers_may_differ(); },

@@ -245,6 +245,42 @@ def wrap_again() -> list[torch.Tensor]:
     return gradients
 
 
+class Head(nn.Module):
+    def __init__(self, trunk: nn.Module, size: int) -> None:
+        super().__init__()
+        self.trunk, self.last = trunk, nn.Linear(6, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.trunk(x).tanh())
+
+
+def share_parameters(kind: str, order: list[str], options: dict[str, Any]) -> list[torch.Tensor]:
+    """Gradients of two models with common parameters. Each step runs forwards of these models, and then one backward."""
+    torch.manual_seed(0)
+    trunk = nn.Linear(9, 6)
+    first, second = Head(trunk, 2), Head(trunk, 3)
+    if kind == "frozen":
+        trunk.requires_grad_(False)
+    elif kind == "tied":
+        second.trunk = nn.Linear(9, 6)
+        second.trunk.weight = trunk.weight
+    elif kind == "part":
+        second = trunk
+    models = {"a": wrap(first, **options), "b": wrap(second, **options)}
+    parameters = list({id(one): one for model in models.values() for one in model.parameters()}.values())
+    gradients = []
+    for seed, names in enumerate(order):
+        for parameter in parameters:
+            parameter.grad = None
+        losses = []
+        for name in names:
+            model = models[name.lower()].train(name.islower())
+            losses.append(model(inputs_of(seed)).pow(2).mean())
+        sum(loss for loss, name in zip(losses, names) if name.islower()).backward()
+        gradients += [torch.zeros(()) if one.grad is None else one.grad.clone() for one in parameters]
+    return gradients
+
+
 def call_with_other_parameters() -> list[torch.Tensor]:
     """torch.func.functional_call through the wrapper; then a step with the module's own parameters."""
     model = wrap(small())
@@ -417,6 +453,15 @@ class Training(ranks.Case):
 
     def test_wrapping_again(self) -> None:
         self.equals_gloo(wrap_again, sizes=(2,), delta=1e-6)
+
+    def test_shared_parameters(self) -> None:
+        for kind in ("trunk", "frozen", "tied", "part"):
+            for order in (["ab", "ab", "ab"], ["ba", "ab", "ba"], ["ab", "a", "ab", "ba"]):
+                with self.subTest(kind=kind, order=order):
+                    self.equals_gloo(share_parameters, kind, order, {}, sizes=(2,), delta=1e-6)
+        # Capital letters: forwards in evaluation mode, without a backward.
+        self.equals_gloo(share_parameters, "trunk", ["aB"], {}, sizes=(2,), delta=1e-6)
+        self.equals_gloo(share_parameters, "trunk", ["a", "b", "ab", "b", "a"], {}, sizes=(2,), delta=1e-6)
 
     def test_functional_call(self) -> None:
         self.equals_gloo(call_with_other_parameters, sizes=(2,), delta=1e-6)

@@ -81,6 +81,8 @@ def misuse() -> list[str]:
     mesh = dist.init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("a", "b"))
     lazy = nn.LazyLinear(2)
     meta = nn.Linear(2, 2, device="meta")
+    sparse = nn.Linear(2, 2)
+    sparse.register_buffer("mask", torch.eye(2).to_sparse())
     calls = [
         lambda: wrapper(module, device_ids=[0]),
         lambda: wrapper(module, output_device=0),
@@ -101,6 +103,7 @@ def misuse() -> list[str]:
         lambda: wrapper(meta),
         lambda: wrapper(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))),
         lambda: wrapper(nn.Linear(2, 2).requires_grad_(False)),
+        lambda: wrapper(sparse),
     ]
     texts = [": ".join(error_of(call)[:2]) for call in calls]
 
@@ -160,6 +163,7 @@ REFUSALS = [
     "ValueError: parameter weight is on meta: .* is for modules on the CPU",
     "ValueError: the module has a SyncBatchNorm",
     "UsageError: DistributedDataParallel needs a parameter that requires a gradient",
+    "ValueError: buffer mask is torch.sparse_coo: .* copies dense buffers",
     "TypeError: the communication hook must be callable",
     "UsageError: register_comm_hook: call it before the first backward",
     "NotImplementedError: .* has no hooks for buffers",

@@ -44,9 +44,11 @@ def _create(options: _c10d._DistributedBackendOptions,
         raise UsageError(f"pg_options is {backend_options!r}; expected paceline.Options, or options of another backend")
     if not isinstance(backend_options, Options):
         backend_options = Options()
+    if not 0 <= options.group_rank < options.group_size:
+        raise UsageError(f"rank is {options.group_rank} and world_size {options.group_size}; ranks are 0 to {options.group_size - 1}")
     backend = _C.create(
         store=options.store, rank=options.group_rank, size=options.group_size,
-        timeout=options.timeout, group_name=options.group_id,
+        timeout=options.timeout, group_name=options.group_id if options.global_ranks_in_group else "world",
         world_ranks=list(options.global_ranks_in_group),
         options=backend_options, reconfigurable=options.enable_reconfigure,
         world=_world_backend() if options.global_ranks_in_group else None)

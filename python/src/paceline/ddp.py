@@ -29,7 +29,8 @@ _REFUSED = {
     "lazy_bucket_allocation": "large gradients have no buckets: leave it out",
 }
 
-# All models. If several wrap a parameter, the one that was made or used last averages its gradient.
+# All models. If several wrap a parameter, the one that was used last averages its gradient, but for forwards of which the backward has
+# yet to come: see _parameters_of_others.
 _models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
@@ -84,7 +85,8 @@ class DistributedDataParallel(_TorchDDP):
     - A parameter without a gradient is an error in that backward, which names it, unless `find_unused_parameters` is set.
     - Buffers are copied from rank 0 only before forwards in training mode with grad mode on.
     - A backward inside a backward, as in activation checkpointing with use_reentrant=True, needs `static_graph`.
-    - If a module is wrapped again, the new wrapper averages from then on.
+    - If models share parameters, as when a module is wrapped again, the one that ran a forward last averages their gradients, and makes
+      its reduction anew for that. Several may run forwards before one backward; the first of them averages the shared ones then.
     - A backward with create_graph=True is refused.
 
     Raises ValueError for arguments that it does not support: devices other than the CPU, mixed_precision (use torch.autocast),
@@ -165,6 +167,8 @@ class DistributedDataParallel(_TorchDDP):
     def _set_up(self) -> None:
         """Sets what is not pickled."""
         self._core: _C.Reducer | None = None
+        self._owned: set[int] = set()  # ids of the parameters whose gradients the core averages
+        self._lenders: list[weakref.ref[_C.Reducer]] = []  # cores that average the others
         self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
         self._use_python_reducer = self._delay_all_reduce_all_params = self._require_manual_backward_finalization = False
         self._lazy_init_ran = False
@@ -178,18 +182,29 @@ class DistributedDataParallel(_TorchDDP):
                       if name not in self.parameters_to_ignore]
         for name, parameter in parameters:
             _check_parameter(name, parameter)
+        for name, buffer in self.named_module_buffers.items():
+            if buffer.layout != torch.strided:
+                raise ValueError(f"buffer {name} is {buffer.layout}: paceline.DistributedDataParallel copies dense buffers; list it in "
+                                 "module._ddp_params_and_buffers_to_ignore")
         sparse = {id(part.weight) for part in self.module.modules()
                   if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse}
         for part in self.module.modules():
             if isinstance(part, nn.SyncBatchNorm):
                 raise ValueError("the module has a SyncBatchNorm, which PyTorch does not run on the CPU: use BatchNorm")
-        for other in _models:
-            if not {id(parameter) for parameter in other._module_parameters}.isdisjoint(id(one) for _, one in parameters):
-                other._core = None
-        config = self._bucket_config
-        caps = config.per_bucket_bytes_caps or (config.first_bucket_bytes_cap, config.bucket_bytes_cap)
         self._module_parameters = [parameter for _, parameter in parameters]
         _models.add(self)
+        lent = self._parameters_of_others()
+        parameters = [(name, parameter) for name, parameter in parameters if id(parameter) not in lent]
+        self._owned = {id(parameter) for _, parameter in parameters if parameter.requires_grad}
+        if lent and not self._owned:
+            return
+        delayed, delayed_until = self._delayed, self._delayed_until
+        if lent:
+            names = {name for name, _ in parameters}
+            delayed_until = delayed_until if delayed_until in names else ""
+            delayed = [name for name in delayed if delayed_until and name in names]
+        config = self._bucket_config
+        caps = config.per_bucket_bytes_caps or (config.first_bucket_bytes_cap, config.bucket_bytes_cap)
         self._core = _C.Reducer(
             parameters=[(name, parameter, id(parameter) in sparse) for name, parameter in parameters],
             buffers=list(self.named_module_buffers.items()) if with_buffers else [],
@@ -199,15 +214,45 @@ class DistributedDataParallel(_TorchDDP):
             find_unused_parameters=self.find_unused_parameters,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
-            delay_all_reduce_named_params=self._delayed,
-            param_to_hook_all_reduce=self._delayed_until,
+            delay_all_reduce_named_params=delayed,
+            param_to_hook_all_reduce=delayed_until,
             skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
         )
         self._core.buffers_may_differ = True
         for hook, state in self._comm_hooks:
             self._core.register_comm_hook(state, hook)
 
+    def _parameters_of_others(self) -> set[int]:
+        """Takes shared parameters over from other models, except those that have run a forward and await its backward."""
+        wanted = {id(parameter) for parameter in self._module_parameters if parameter.requires_grad}
+        self._lenders = []
+        lent: set[int] = set()
+        for other in list(_models):
+            shared = wanted & other._owned
+            if other is self or other._core is None or not shared:
+                continue
+            if other._core.awaits_backward():
+                self._lenders.append(weakref.ref(other._core))
+                lent |= shared
+            else:
+                other._core = None
+        return lent
+
+    def _find_core(self) -> "_C.Reducer | None":
+        """The core for a forward; None if other models average all parameters."""
+        if self._lenders and not all(core is not None and core.awaits_backward() for core in [lender() for lender in self._lenders]):
+            self._core = None
+        return self._made()
+
     def _reduction(self) -> "_C.Reducer":
+        """The core."""
+        core = self._made()
+        if core is None:
+            raise RuntimeError("all parameters of this model belong to another paceline.DistributedDataParallel, which has run a "
+                               "forward: run its backward before")
+        return core
+
+    def _made(self) -> "_C.Reducer | None":
         """The core. A copy, or an unpickled model, has none until here; making it is collective."""
         if self._core is None:
             try:
@@ -224,6 +269,8 @@ class DistributedDataParallel(_TorchDDP):
         if not torch.is_grad_enabled():
             return module(*inputs, **kwargs)
         core = self._before_forward(module)
+        if core is None:
+            return module(*inputs, **kwargs)
         # By this, torch.compile splits the module's graph at its buckets.
         outer, _TorchDDP._active_ddp_module = _TorchDDP._active_ddp_module, self
         try:
@@ -236,8 +283,10 @@ class DistributedDataParallel(_TorchDDP):
                 core.watch_output(tensor)
         return output
 
-    def _before_forward(self, module: nn.Module) -> "_C.Reducer":
-        core = self._core or self._reduction()
+    def _before_forward(self, module: nn.Module) -> "_C.Reducer | None":
+        core = self._find_core() if self._lenders or self._core is None else self._core
+        if core is None:
+            return None
         self._check_module()
         training = module.training
         divide = None
@@ -342,7 +391,7 @@ class DistributedDataParallel(_TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         state = self.__dict__.copy()
-        del state["process_group"], state["_core"]
+        del state["process_group"], state["_core"], state["_owned"], state["_lenders"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

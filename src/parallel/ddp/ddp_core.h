@@ -35,6 +35,8 @@ class DdpCore final : public Joinable {
   // a later one of the same step, by synchronise_backward.
   void before_forward(bool training, bool synchronise, bool later = false);
   void after_forward() { reducer_->after_forward(); }
+  // Whether a forward has run, and no backward since.
+  bool awaits_backward() const { return reducer_->awaits_backward(); }
   // Synchronises the next backward although its forward ran under no_sync.
   void synchronise_backward() { reducer_->synchronise_backward(); }
 

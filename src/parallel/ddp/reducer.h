@@ -61,6 +61,8 @@ class Reducer {
     called_ = true;
     records_ = false;
   }
+  // Whether no backward has reached a parameter since the last before_forward.
+  bool awaits_backward() const { return awaits_backward_; }
   // Synchronises the next backward although before_forward said otherwise.
   void synchronise_backward();
   void after_forward() {
@@ -157,6 +159,7 @@ class Reducer {
   bool is_first_ = true;     // the first step has yet to be finished
   bool reorder_due_ = false;
   bool synchronise_ = false;
+  bool awaits_backward_ = false;
   bool records_ = false;  // whether the current or last forward belongs to a step
   bool called_ = false;   // whether before_forward or note_evaluation was called
   bool warned_ = false;   // that they were not
