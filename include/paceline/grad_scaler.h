@@ -66,7 +66,8 @@ class PACELINE_API GradScaler {
   /// another device than the loss.
   void unscale_(torch::optim::Optimizer& optimizer);
   /// Runs the optimizer's step, unless a gradient is infinite or NaN; returns whether it did. Waits
-  /// for the device. Throws UsageError if it was called already since update(), and as unscale_.
+  /// for the device. Throws UsageError if it was called already since update(), if none of the
+  /// optimizer's parameters has a gradient, and as unscale_.
   bool step(torch::optim::Optimizer& optimizer);
   /// Adjusts the scale. Call it after the steps of all optimizers. Throws UsageError if there was
   /// neither a step nor an unscale_.

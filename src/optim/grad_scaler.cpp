@@ -56,8 +56,9 @@ class GradScaler::Impl {
           "each optimizer, and then update()");
     }
     std::vector<at::Tensor> gradients = gradients_of(optimizer);
-    at::Tensor found_inf = at::zeros({}, scale_.options());
+    at::Tensor found_inf;
     if (!gradients.empty()) {
+      found_inf = at::zeros({}, scale_.options());
       const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
       at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse);
     }
@@ -71,6 +72,11 @@ class GradScaler::Impl {
     }
     if (optimizers_.count(&optimizer) == 0) unscale(optimizer);
     Unscaled& unscaled = optimizers_[&optimizer];
+    if (!unscaled.found_inf.defined()) {
+      throw UsageError(
+          "GradScaler: step() of an optimizer whose parameters have no gradient: run backward() on "
+          "what scale() returned before, and pass the optimizer of the model that it trains");
+    }
     if (std::exchange(unscaled.stepped, true)) {
       throw UsageError("GradScaler: step() was called twice for one optimizer without update()");
     }
@@ -81,9 +87,12 @@ class GradScaler::Impl {
 
   void update() {
     if (!options_.enabled) return;
-    if (optimizers_.empty()) throw UsageError("GradScaler: update() without a step() before");
-    at::Tensor found_inf = at::zeros({}, scale_.options());
-    for (const auto& [optimizer, unscaled] : optimizers_) found_inf += unscaled.found_inf;
+    std::vector<at::Tensor> found;
+    for (const auto& [optimizer, unscaled] : optimizers_) {
+      if (unscaled.found_inf.defined()) found.push_back(unscaled.found_inf);
+    }
+    if (found.empty()) throw UsageError("GradScaler: update() without a step() before");
+    const at::Tensor found_inf = at::stack(found).sum();
     at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor,
                            options_.backoff_factor, options_.growth_interval);
     optimizers_.clear();

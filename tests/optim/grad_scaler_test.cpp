@@ -74,6 +74,12 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   };
   refused([&] { scaler.step(sgd); }, "call scale() before");
   refused([&] { scaler.update(); }, "without a step()");
+  static_cast<void>(scaler.scale(w.sum()));
+  refused([&] { scaler.step(sgd); }, "have no gradient");
+  refused([&] { scaler.update(); }, "without a step()");
+  scaler.scale(w.sum()).backward();
+  refused([&] { scaler.unscale_(sgd); }, "unscaled already");
+  scaler = GradScaler();
   scaler.scale(w.sum()).backward();
   scaler.unscale_(sgd);
   refused([&] { scaler.unscale_(sgd); }, "unscaled already");
