@@ -9,6 +9,7 @@
 #include <paceline/error.h>
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "data/check_index.h"
@@ -28,8 +29,9 @@ std::vector<std::int64_t> lengths_of(std::int64_t size, std::span<const double> 
     }
     lengths.push_back(static_cast<std::int64_t>(std::floor(static_cast<double>(size) * fraction)));
   }
-  constexpr double kRounding = 1e-6;  // of float
-  if (std::abs(std::accumulate(fractions.begin(), fractions.end(), 0.0) - 1) > kRounding) {
+  // As in PyTorch, but for the rounding of a sum above 1, which is too small to add a sample.
+  const double sum = std::accumulate(fractions.begin(), fractions.end(), 0.0);
+  if (sum < 1 - 1e-9 || sum > 1 + 4 * std::numeric_limits<double>::epsilon()) {
     throw_bad_split(fmt::format("the fractions {}", fmt::join(fractions, ", ")),
                     "do not add up to 1");
   }

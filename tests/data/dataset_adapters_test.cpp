@@ -169,6 +169,7 @@ TEST(RandomSplit, IsThatOfPyTorch) {
 TEST(RandomSplit, TakesLengthsInBraces) {
   EXPECT_EQ(random_split(Squares(5), {2, 3}, 1)[1].size(), 3);
   EXPECT_EQ(random_split(Squares(10), {0.8, 0.2})[0].size(), 8);
+  EXPECT_EQ(random_split(Squares(10), {0.3, 0.7})[0].size(), 3);
   EXPECT_EQ(random_split(std::make_shared<Squares>(10), {0.1, 0.2, 0.7})[2].size(), 7);
 }
 
@@ -182,6 +183,8 @@ TEST(RandomSplit, RejectsLengthsThatDoNotAddUp) {
   expect("the lengths 9223372036854775807, 9223372036854775807, 12 do not",
          std::vector<std::int64_t>{INT64_MAX, INT64_MAX, 12});
   expect("the fractions 0.5, 0.4 do not add up to 1", std::vector{0.5, 0.4});
+  expect("do not add up to 1", std::vector{0.5, 0.4999999});
+  expect("do not add up to 1", std::vector{0.5, 0.5000001});
   expect("the fraction -0.5 is not from 0 to 1", std::vector{1.0, -0.5, 0.5});
 }
 
