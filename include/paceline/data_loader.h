@@ -40,8 +40,8 @@ struct DataLoaderOptions {
   bool drop_last = false;
   /// How long the thread that iterates waits for a batch of the workers; 0: without limit.
   std::chrono::milliseconds timeout{0};
-  /// How many batches each worker may be ahead, at least 1.
-  int prefetch_factor = 2;
+  /// How many batches each worker may be ahead, at least 1; unset: 2. Only with workers.
+  std::optional<int> prefetch_factor{};
   /// The random numbers of a sample depend on the seed, the epoch and the sample's index only.
   std::uint64_t seed = 0;
 };

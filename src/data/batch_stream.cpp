@@ -78,7 +78,7 @@ BatchStream::Impl::Impl(Batches batches, const DataLoaderOptions& options, Fetch
       timeout_(options.timeout) {
   const std::int64_t workers = std::min<std::int64_t>(options.num_workers, count_);
   slots_.resize(static_cast<std::size_t>(
-      std::min(count_, workers * static_cast<std::int64_t>(options.prefetch_factor))));
+      std::min(count_, workers * static_cast<std::int64_t>(options.prefetch_factor.value_or(2)))));
   if (checks_generator && workers > 0) random_state_ = default_random_state();
   for (std::int64_t i = 0; i < workers; ++i) {
     workers_.push_back(

@@ -39,7 +39,12 @@ void check_options(const DataLoaderOptions& options) {
   if (options.timeout.count() > 0 && options.num_workers == 0) {
     throw UsageError("DataLoader: timeout needs num_workers: without them, no thread can wait");
   }
-  check_at_least("prefetch_factor", options.prefetch_factor, 1);
+  check_at_least("prefetch_factor", options.prefetch_factor.value_or(1), 1);
+  if (options.prefetch_factor && options.num_workers == 0) {
+    throw UsageError(
+        "DataLoader: prefetch_factor needs num_workers: without them, nothing is "
+        "fetched ahead");
+  }
 }
 
 bool pins_memory(const DataLoaderOptions& options) {

@@ -205,13 +205,13 @@ TEST(DataLoader, TheBatchesDoNotDependOnTheNumberOfWorkers) {
              if (i % 17 == 0) std::this_thread::yield();
              return i * i;
            }};
-  const auto batches = [&](int workers, int prefetch) {
+  const auto batches = [&](int workers, std::optional<int> prefetch) {
     DataLoader loader(set, DistributedSampler(1000, {.num_replicas = 2, .rank = 1}),
                       {.batch_size = 7, .num_workers = workers, .prefetch_factor = prefetch});
     loader.epoch(3);
     return all_batches(loader);
   };
-  const auto expected = batches(0, 1);
+  const auto expected = batches(0, {});
   for (const int workers : {1, 2, 3, 8}) {
     for (const int prefetch : {1, 2, 100}) EXPECT_EQ(batches(workers, prefetch), expected);
   }
@@ -459,6 +459,8 @@ TEST(DataLoader, RejectsOptionsOutOfRange) {
   EXPECT_THAT(make({.num_workers = -1}), ThrowsMessage<UsageError>(HasSubstr("num_workers is -1")));
   EXPECT_THAT(make({.prefetch_factor = 0}),
               ThrowsMessage<UsageError>(HasSubstr("prefetch_factor is 0")));
+  EXPECT_THAT(make({.prefetch_factor = 8}),
+              ThrowsMessage<UsageError>(HasSubstr("prefetch_factor needs num_workers")));
 }
 
 }  // namespace
