@@ -75,7 +75,8 @@ class PACELINE_API PowerSgdState {
 
   /// Since construction, of steps with compression. Not during a backward.
   CompressionStats compression_stats() const;
-  /// The number of steps, the random state, the errors and the Qs. Not during a backward.
+  /// A copy of the number of steps, the random state, the errors and the Qs. Not during a
+  /// backward.
   at::IValue state_dict() const;
   /// Takes back what state_dict returned, before a backward. Throws Error for another value. If the
   /// value is of another model or of another matrix_approximation_rank, the next backward throws.

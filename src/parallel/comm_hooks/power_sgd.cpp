@@ -345,8 +345,8 @@ at::IValue PowerSgdState::Impl::state_dict() const {
   StateDict qs = empty();
   for (const auto& [parameter, memory] : memory_) {
     const auto number = static_cast<std::int64_t>(parameter);
-    if (memory.error.defined()) errors.insert(number, memory.error);
-    if (memory.q.defined()) qs.insert(number, memory.q);
+    if (memory.error.defined()) errors.insert(number, memory.error.clone());
+    if (memory.q.defined()) qs.insert(number, memory.q.clone());
   }
   StateDict state = empty();
   state.insert("iter", iter_);
