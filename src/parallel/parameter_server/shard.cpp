@@ -1,5 +1,6 @@
 #include "parallel/parameter_server/shard.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
@@ -11,13 +12,16 @@ namespace {
 at::Tensor average_of(const std::vector<const FlatTensors*>& gradients, std::size_t index) {
   const at::NoGradGuard no_grad;
   at::Tensor sum;
+  at::ScalarType type{};
   for (const FlatTensors* const one : gradients) {
     const at::Tensor gradient = one->at(index);
     if (!gradient.defined()) continue;
-    sum = sum.defined() ? sum.add_(gradient) : gradient;
+    type = gradient.scalar_type();
+    sum = sum.defined() ? sum.add_(gradient) : gradient.to(at::toOpMathType(type));
   }
-  if (sum.defined() && gradients.size() > 1) sum.div_(static_cast<double>(gradients.size()));
-  return sum;
+  if (!sum.defined()) return sum;
+  if (gradients.size() > 1) sum.div_(static_cast<double>(gradients.size()));
+  return sum.to(type);
 }
 
 }  // namespace

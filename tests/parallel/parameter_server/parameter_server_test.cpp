@@ -190,6 +190,23 @@ TEST(ParameterServer, HoldsTensorsOfSeveralTypesAndLayouts) {
   test::expect_clean(ends);
 }
 
+// As DistributedDataParallel does: sums of half types are float.
+TEST(ParameterServer, AveragesHalfTypesInFloat) {
+  const auto ends = run_job({.workers = 3}, [](const JobContext& context) {
+    auto w = torch::zeros({1}, torch::TensorOptions(torch::kHalf).requires_grad(true));
+    ParameterServer server({{"w", w}}, test::sgd(1), context.options);
+    if (server.is_server()) {
+      server.serve();
+      return std::string();
+    }
+    w.mutable_grad() = torch::full({1}, -60000.0, torch::kHalf);
+    server.step();
+    EXPECT_EQ(w.item<float>(), 60000);
+    return std::string();
+  });
+  test::expect_clean(ends);
+}
+
 // One worker pushes alone, twice, with parameters of the beginning; the other one sees both steps.
 TEST(ParameterServer, CountsTheStalenessOfEachUpdate) {
   const auto ends = run_job({.workers = 2, .staleness = std::nullopt}, [](const auto& context) {
