@@ -152,8 +152,8 @@ struct NoModule : torch::nn::Module {};
 /// DataParallelOptions::dim as at::chunk does it; the first replicas get the chunks. Tensors may be
 /// nested, see apply_to_tensors. All other arguments are handed to every replica by reference. If a
 /// forward without arguments is called, only the first replica runs. Outputs are tensors, also
-/// nested, and are concatenated along dim. Scalars become a vector of one element per replica. A
-/// forward must not change its inputs in place.
+/// nested, and are concatenated along dim. Scalars become a vector of one element per replica, if
+/// there are several. A forward must not change its inputs in place.
 ///
 /// **Replicas** are copies made at construction, whose parameters share the memory of module()'s.
 /// They follow module()'s values, types, requires_grad and training modes; other members stay as

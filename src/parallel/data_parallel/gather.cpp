@@ -31,7 +31,7 @@ bool fits(const at::Tensor& part, const at::Tensor& first, std::int64_t dim) {
 
 Concatenation::Concatenation(const std::vector<at::Tensor>& parts, std::int64_t dim,
                              std::size_t index)
-    : dim_(dim), defined_(parts[0].defined()) {
+    : dim_(dim), defined_(parts[0].defined()), is_alone_(parts.size() == 1) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (fits(parts[i], parts[0], dim)) continue;
     throw UsageError(
@@ -39,7 +39,7 @@ Concatenation::Concatenation(const std::vector<at::Tensor>& parts, std::int64_t 
                     "{}; they must be equal but for the size of dimension {}",
                     index, shape_of(parts[0]), shape_of(parts[i]), i, dim));
   }
-  if (!defined_) return;
+  if (!defined_ || is_alone_) return;
   scalars_ = parts[0].dim() == 0;
   if (scalars_) return;
   if (dim < -parts[0].dim() || dim >= parts[0].dim()) {
@@ -53,11 +53,13 @@ Concatenation::Concatenation(const std::vector<at::Tensor>& parts, std::int64_t 
 
 at::Tensor Concatenation::join(std::vector<at::Tensor> parts) const {
   if (!defined_) return {};
+  if (is_alone_) return parts[0].detach();  // what autograd gives a graph of its own
   for (at::Tensor& part : parts) part = part.to(parts[0].device());
   return scalars_ ? at::stack(parts) : at::cat(parts, dim_);
 }
 
 at::Tensor Concatenation::part_of(const at::Tensor& whole, std::size_t replica) const {
+  if (is_alone_) return whole;
   if (scalars_) return whole.select(0, static_cast<std::int64_t>(replica));
   const auto at = sizes_.begin() + static_cast<std::ptrdiff_t>(replica);
   return whole.narrow(dim_, std::accumulate(sizes_.begin(), at, std::int64_t{0}), *at);

@@ -8,7 +8,8 @@
 
 namespace paceline::data_parallel {
 
-// How the parts of one tensor are put together along a dimension. Scalars become a vector.
+// How the parts of one tensor are put together along a dimension. Scalars become a vector, and a
+// single part stays as it is.
 class Concatenation {
  public:
   // `parts`: by replica. Throws UsageError if they cannot be put together; `index` is the number
@@ -23,6 +24,7 @@ class Concatenation {
  private:
   std::int64_t dim_;
   bool defined_;
+  bool is_alone_;
   bool scalars_ = false;
   std::vector<std::int64_t> sizes_;  // by replica, along the dimension
 };

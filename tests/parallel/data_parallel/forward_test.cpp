@@ -164,6 +164,21 @@ TEST(DataParallelForward, GathersScalarsIntoAVector) {
   expect_near(sums, torch::tensor({0. + 1 + 3 + 4, 2. + 5}, at::kDouble));
 }
 
+// As in PyTorch with one device.
+TEST(DataParallelForward, LeavesOutputsOfOneReplicaAsTheyAre) {
+  const auto net = make<TwoLayers>();
+  DataParallel model(net, {.num_replicas = 1});
+  const auto x = random_batch(2);
+  const auto loss = model.parallel_apply(
+      [](TwoLayersImpl& module, const at::Tensor& part) { return module.forward(part).sum(); }, x);
+  EXPECT_EQ(loss.dim(), 0);
+  loss.backward();
+  const auto gradient = model.parameters()[0].grad().clone();
+  auto plain = make<TwoLayers>();
+  plain->forward(x).sum().backward();
+  expect_near(gradient, plain->parameters()[0].grad());
+}
+
 TEST(DataParallelForward, RunsFunctionsThatReturnNothing) {
   DataParallel model(make<TwoLayers>(), {.num_replicas = 4});
   std::array<std::int64_t, 4> samples{};
