@@ -76,14 +76,16 @@ struct SaveOptions {
 
 /// Options of load.
 struct LoadOptions {
-  c10::Device map_location = c10::kCPU;  ///< Where the tensors are.
-  bool strict = true;                    ///< See load_state_dict.
+  /// Where the tensors of the returned StateDict are. What is loaded into a module is on the
+  /// module's devices.
+  c10::Device map_location = c10::kCPU;
+  bool strict = true;  ///< For a module; see load_state_dict.
   /// Whether only rank `src` reads the file, and sends the tensors to the other ranks: where not
   /// all of them see the file, or to read it once. The call is collective then. If it fails on one
   /// rank, it throws Error on all, which names the rank and the cause.
   bool broadcast = false;
-  int src = 0;           ///< The rank that reads, if it broadcasts.
-  ProcessGroup group{};  ///< The ranks that take part in the broadcast.
+  int src = 0;           ///< The rank that reads. Only with broadcast.
+  ProcessGroup group{};  ///< The ranks that take part. Only with broadcast.
 };
 
 /// Writes the tensors to a file: with the extension .pt or .pth as torch.save(module.state_dict())

@@ -127,7 +127,8 @@ struct CheckpointOptions {
   /// How many of the newest checkpoints are kept; 0: all. Checkpoints of later steps than the one
   /// being saved, for example of an earlier run, are not counted, and stay.
   int keep_last = 0;
-  /// How many with the best metric are kept as well; they may be among the newest.
+  /// How many with the best metric are kept as well; they may be among the newest. Only with
+  /// keep_last.
   int keep_best = 0;
   /// Whether a lower metric is better, as of a loss.
   bool lower_is_better = false;

@@ -29,6 +29,7 @@
 #include "checkpoint/old_checkpoints.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/torch_file.h"
+#include "distributed/process_state.h"
 #include "parallel/with_error_context.h"
 #include "shm/membership/failure.h"
 
@@ -73,6 +74,12 @@ class CheckpointDirectory::Impl {
               throw UsageError(
                   fmt::format("keep_last is {} and keep_best is {}; they must not be negative",
                               options.keep_last, options.keep_best));
+            }
+            if (options.keep_best > 0 && options.keep_last == 0) {
+              throw UsageError(
+                  fmt::format("keep_best is {}, and keep_last is 0, which keeps all checkpoints: "
+                              "set keep_last to 1 or more",
+                              options.keep_best));
             }
             checkpoint::create_directories(directory_, options.fsync);
           }),
@@ -159,6 +166,10 @@ class CheckpointDirectory::Impl {
     GenericDict own = empty_dict();
   };
 
+  int global_rank(std::size_t rank) const {
+    return distributed::global_rank_of(options_.group, static_cast<int>(rank));
+  }
+
   void check_ranks() const {
     const bool is_same =
         group_.lock() == options_.group.c10d() && handle_of(options_.group) == handle_;
@@ -220,10 +231,10 @@ class CheckpointDirectory::Impl {
       const json other = json::parse(all[rank]);
       if (other.at("step") == first.at("step") && other.at("names") == first.at("names")) continue;
       throw UsageError(
-          fmt::format("CheckpointDirectory::save: rank 0 saves step {} of {} states, and rank {} "
+          fmt::format("CheckpointDirectory::save: rank {} saves step {} of {} states, and rank {} "
                       "step {} of {}, or states of other names: all ranks save the same",
-                      first.at("step").dump(), first.at("names").size(), rank,
-                      other.at("step").dump(), other.at("names").size()));
+                      global_rank(0), first.at("step").dump(), first.at("names").size(),
+                      global_rank(rank), other.at("step").dump(), other.at("names").size()));
     }
     if (step < 0) {
       throw UsageError(
@@ -380,7 +391,7 @@ class CheckpointDirectory::Impl {
     if (first == all.end()) return "";
     shm::RankSet ranks;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank] == *first) ranks.insert(static_cast<int>(rank));
+      if (all[rank] == *first) ranks.insert(global_rank(rank));
     }
     return fmt::format("on {}, {}", shm::describe_ranks(ranks), *first);
   }

@@ -363,6 +363,28 @@ TEST_F(Checkpoints, AFailureOfOneRankIsThrownByAll) {
   }
 }
 
+TEST_F(Checkpoints, ErrorsOfAGroupNameGlobalRanks) {
+  expect_torch_ranks(3, "paceline", [&](int rank, int) {
+    const ProcessGroup group = new_group({1, 2});
+    if (rank == 0) return;
+    double number = 1;
+    CheckpointDirectory checkpoints(path(), {.group = group});
+    const States fails{{"number", Stateful(
+                                      [&]() -> at::IValue {
+                                        if (rank == 2) throw std::runtime_error("no luck");
+                                        return number;
+                                      },
+                                      [](const at::IValue&) {}, Stateful::Scope::rank)}};
+    EXPECT_THAT([&] { checkpoints.save(1, fails); },
+                ThrowsMessage<Error>(HasSubstr("rank 2: no luck")));
+    EXPECT_THAT(
+        [&] {
+          checkpoints.save(rank, {{"number", number}});
+        },
+        ThrowsMessage<UsageError>(HasSubstr("rank 1 saves step 1 of 1 states, and rank 2 step 2")));
+  });
+}
+
 TEST(Stateful, HasAllNumbersOf64Bits) {
   for (const std::uint64_t number : {std::uint64_t{5}, ~std::uint64_t{0xff}}) {
     std::uint64_t variable = number;
@@ -387,6 +409,8 @@ TEST_F(Checkpoints, InvalidCallsAreRefused) {
   expect_torch_ranks(2, "paceline", [&](int rank, int) {
     const auto says = [](const char* text) { return ThrowsMessage<UsageError>(HasSubstr(text)); };
     double number = 1;
+    EXPECT_THAT([&] { CheckpointDirectory(path(), {.keep_best = 1}); },
+                ThrowsMessage<Error>(HasSubstr("set keep_last to 1 or more")));
     CheckpointDirectory checkpoints(path());
     EXPECT_THAT(
         [&] {
