@@ -170,6 +170,8 @@ void apply(const nodes::Start& start, launch::JobSpec& spec) {
   spec.node = start.node;
   spec.first_rank = start.first_rank;
   spec.world_size = start.world_size;
+  spec.first_role_rank = start.first_role_rank;
+  spec.role_world_size = start.role_world_size;
   spec.restart = start.restart;
   spec.max_restarts = start.max_restarts;
   spec.tolerate_loss = start.tolerate_loss;
@@ -241,7 +243,8 @@ std::optional<nodes::SessionOptions> make_session_options(
                   .processes = job.processes,
                   .min_nodes = min,
                   .max_nodes = max,
-                  .tolerate_loss = job.tolerate_loss};
+                  .tolerate_loss = job.tolerate_loss,
+                  .role = job.role};
   if (!flags.given("--max-restarts").empty()) options.join.max_restarts = job.max_restarts;
   if (is_static) options.join.node = node;
   if (is_static) options.coordinates = node == 0;

@@ -58,6 +58,8 @@ struct JobSpec {
   int node = 0;
   int first_rank = 0;
   int world_size = 0;                 // 0: `processes`
+  int first_role_rank = 0;            // among the job's processes of the same role
+  int role_world_size = 0;            // how many these are; 0: all of them
   OtherNodes* other_nodes = nullptr;  // not owned; null if there are none
 
   std::string master_addr = "127.0.0.1";

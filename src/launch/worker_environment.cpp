@@ -86,8 +86,10 @@ std::vector<std::string> worker_environment(const JobSpec& spec, const JobIdenti
   const auto set_number = [&](const char* name, int value) { set(name, std::to_string(value)); };
   const int rank = spec.first_rank + local_rank;
   const int world_size = spec.world_size != 0 ? spec.world_size : spec.processes;
-  for (const char* name : {"RANK", "ROLE_RANK"}) set_number(name, rank);
-  for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) set_number(name, world_size);
+  set_number("RANK", rank);
+  set_number("WORLD_SIZE", world_size);
+  set_number("ROLE_RANK", spec.first_role_rank + local_rank);
+  set_number("ROLE_WORLD_SIZE", spec.role_world_size != 0 ? spec.role_world_size : world_size);
   set_number("LOCAL_RANK", spec.virtual_local_rank ? 0 : local_rank);
   if (spec.virtual_local_rank) narrow_devices(variables, local_rank);
   set_number("LOCAL_WORLD_SIZE", spec.processes);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "launch/report.h"
@@ -403,20 +405,26 @@ void Coordinator::start() {
     order.resize(std::min(order.size(), static_cast<std::size_t>(rules_.max_nodes)));
   }
   int ranks = 0;
+  std::map<std::string, int> ranks_by_role;
   for (Node* const node : order) {
     node->member = static_cast<int>(members_.size());
-    members_.push_back({.join = *node->join, .first_rank = ranks});
+    int& of_role = ranks_by_role[node->join->role];
+    members_.push_back({.join = *node->join, .first_rank = ranks, .first_role_rank = of_role});
     ranks += node->join->processes;
+    of_role += node->join->processes;
   }
   port_ = net::PortReservation(listener_->address());  // the last one is still held
   for (Node* const node : order) {
+    const Member& member = member_of(*node);
     node->connection.send(encode(Start{.restart = restart_,
                                        .max_restarts = rules_.max_restarts,
                                        .tolerate_loss = rules_.tolerate_loss,
                                        .nodes = static_cast<int>(order.size()),
                                        .node = *node->member,
-                                       .first_rank = member_of(*node).first_rank,
+                                       .first_rank = member.first_rank,
                                        .world_size = ranks,
+                                       .first_role_rank = member.first_role_rank,
+                                       .role_world_size = ranks_by_role.at(member.join.role),
                                        .job = rules_.job,
                                        .master_addr = rules_.master_addr,
                                        .master_port = port_->port()}));

@@ -54,6 +54,7 @@ class Coordinator {
   struct Member {
     Join join;
     int first_rank;
+    int first_role_rank;
     std::optional<Result> result{};
     std::string problem{};                      // why it was lost
     bool tolerated = false;                     // it was lost, and the job went on without it

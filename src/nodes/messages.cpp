@@ -84,7 +84,8 @@ json encode_body(const Join& join) {
                {"processes", join.processes},
                {"min_nodes", join.min_nodes},
                {"max_nodes", join.max_nodes},
-               {"tolerate_loss", join.tolerate_loss}};
+               {"tolerate_loss", join.tolerate_loss},
+               {"role", join.role}};
   if (join.node) body["node"] = *join.node;
   if (join.max_restarts) body["max_restarts"] = *join.max_restarts;
   return body;
@@ -102,6 +103,8 @@ json encode_body(const Start& start) {
           {"node", start.node},
           {"first_rank", start.first_rank},
           {"world_size", start.world_size},
+          {"first_role_rank", start.first_role_rank},
+          {"role_world_size", start.role_world_size},
           {"job", start.job},
           {"master_addr", start.master_addr},
           {"master_port", start.master_port}};
@@ -151,8 +154,9 @@ void decode_body(const json& body, Join& join) {
   join.max_nodes = integer(body, "max_nodes", 1);
   if (body.contains("node")) join.node = integer(body, "node");
   if (body.contains("max_restarts")) join.max_restarts = integer(body, "max_restarts");
-  // Other versions, which are refused by their number, may lack it.
+  // Other versions, which are refused by their number, may lack these.
   join.tolerate_loss = body.value("tolerate_loss", false);
+  join.role = body.value("role", join.role);
 }
 
 void decode_body(const json& body, Refuse& refuse) {
@@ -167,6 +171,8 @@ void decode_body(const json& body, Start& start) {
   start.node = integer(body, "node");
   start.first_rank = integer(body, "first_rank");
   start.world_size = integer(body, "world_size");
+  start.first_role_rank = integer(body, "first_role_rank");
+  start.role_world_size = integer(body, "role_world_size");
   start.job = body.at("job");
   start.master_addr = body.at("master_addr");
   start.master_port = integer(body, "master_port");

@@ -25,6 +25,7 @@ struct Join {
   // Node 0 decides these. What this node's flags say, which may be nothing.
   std::optional<int> max_restarts{};
   bool tolerate_loss = false;
+  std::string role = "default";  // --role
 };
 
 // The coordinator has accepted the node, which waits for the start now.
@@ -44,6 +45,8 @@ struct Start {
   int node = 0;
   int first_rank = 0;
   int world_size = 1;
+  int first_role_rank = 0;  // among the ranks of the nodes with the same role
+  int role_world_size = 1;
   std::string job;  // TORCHELASTIC_RUN_ID
   std::string master_addr;
   int master_port = 0;

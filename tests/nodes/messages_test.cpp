@@ -13,7 +13,7 @@ Kind after_a_journey(const Kind& message) {
 }
 
 TEST(Messages, ArriveAsTheyWereSent) {
-  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 2, 5, 3, 6, true});
+  const Join join = after_a_journey(Join{"1.2", "job", "host", 4, 2, 5, 3, 6, true, "reader"});
   EXPECT_EQ(join.version, "1.2");
   EXPECT_EQ(join.job, "job");
   EXPECT_EQ(join.host, "host");
@@ -23,13 +23,14 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(join.node, 3);
   EXPECT_EQ(join.max_restarts, 6);
   EXPECT_TRUE(join.tolerate_loss);
+  EXPECT_EQ(join.role, "reader");
   EXPECT_EQ(after_a_journey(Join{}).node, std::nullopt);
   EXPECT_EQ(after_a_journey(Join{}).max_restarts, std::nullopt);
   Join without_restarts;
   without_restarts.max_restarts = 0;
   EXPECT_EQ(after_a_journey(without_restarts).max_restarts, 0);
 
-  const Start start = after_a_journey(Start{1, 6, true, 2, 1, 4, 8, "job", "10.0.0.1", 2950});
+  const Start start = after_a_journey(Start{1, 6, true, 2, 1, 4, 8, 2, 3, "job", "10.0.0.1", 2950});
   EXPECT_TRUE(start.tolerate_loss);
   EXPECT_EQ(start.restart, 1);
   EXPECT_EQ(start.max_restarts, 6);
@@ -37,6 +38,8 @@ TEST(Messages, ArriveAsTheyWereSent) {
   EXPECT_EQ(start.node, 1);
   EXPECT_EQ(start.first_rank, 4);
   EXPECT_EQ(start.world_size, 8);
+  EXPECT_EQ(start.first_role_rank, 2);
+  EXPECT_EQ(start.role_world_size, 3);
   EXPECT_EQ(start.job, "job");
   EXPECT_EQ(start.master_addr, "10.0.0.1");
   EXPECT_EQ(start.master_port, 2950);

@@ -58,6 +58,17 @@ TEST_F(Nodes, RanksHaveTorchrunsVariables) {
   EXPECT_THAT(second.err(), HasSubstr("paceline: node 1 of 2, rank 2 of 3: 1 process"));
 }
 
+TEST_F(Nodes, RanksAreCountedByRoleToo) {
+  const std::string show = "echo $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE";
+  auto first = start(0, 2, show, {"--role", "trainer"});
+  auto second = start(1, 2, show, {"--role", "reader"});
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(first.out(),
+              AllOf(HasSubstr("[rank0]: trainer 0/2\n"), HasSubstr("[rank1]: trainer 1/2\n")));
+  EXPECT_THAT(second.out(), HasSubstr("[rank2]: reader 0/1\n"));
+}
+
 TEST_F(Nodes, AllLaunchersReportTheFirstFailure) {
   const std::string script = "test $RANK = 2 && { echo last words; exit 7; }; exec sleep 1000";
   auto first = start(0, 2, script);
