@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "base/errno_error.h"
@@ -89,7 +91,9 @@ bool WorkerSet::runs(std::size_t rank) const {
 }
 
 int WorkerSet::timeout() const {
-  const int left = deadline_ ? static_cast<int>(deadline_->remaining().count()) : -1;
+  const int left = deadline_ ? static_cast<int>(std::min<std::int64_t>(
+                                   deadline_->remaining().count(), std::numeric_limits<int>::max()))
+                             : -1;
   for (std::size_t rank = 0; rank < pidfds_.size(); ++rank) {
     if (runs(rank) && !pidfds_[rank])
       return left < 0 ? kLookInterval : std::min(left, kLookInterval);
