@@ -206,7 +206,7 @@ class Meeting {
     auto& [connection, received] = links_[node];
     received = connection->receive();
     if (!received.empty()) {
-      if (!failed_) check(received.front(), static_cast<int>(node));
+      if (!failed_) check_version(hello_of(received.front(), static_cast<int>(node)));
       received.erase(received.begin());
       present_[node] = true;
     } else if (connection->loss() && failed_) {
@@ -230,32 +230,36 @@ class Meeting {
   }
 
   void take_in(NodeLinks::Link link) {
-    std::size_t node = 0;
+    Hello hello;
     try {
-      node = static_cast<std::size_t>(check(link.received.front(), std::nullopt));
+      hello = hello_of(link.received.front(), std::nullopt);
     } catch (const PeerError&) {
       if (failed_) return;
       throw;
     }
+    const auto node = static_cast<std::size_t>(hello.node);
     link.received.erase(link.received.begin());
     link.connection->send(greeting_);
     links_[node] = std::move(link);
     present_[node] = true;
+    if (!failed_) check_version(hello);  // the other leader does it, too, with this one's greeting
   }
 
-  // The sender knows the secret. Returns its node, or throws its failure.
-  int check(const std::string& text, std::optional<int> node) const {
+  // The sender knows the secret. Throws its failure.
+  Hello hello_of(const std::string& text, std::optional<int> node) const {
     const auto message = decode_link_message(text);
     throw_if_failed(message);
     const auto* const hello = message ? std::get_if<Hello>(&*message) : nullptr;
     const bool valid = hello != nullptr && hello->group == options_.group && hello->node >= 0 &&
                        hello->node < map_.nodes() && hello->node == node.value_or(hello->node);
-    if (valid && hello->version == kVersion) return hello->node;
-    if (hello != nullptr && hello->version != kVersion) {
-      throw Error(fmt::format("node {} runs Paceline {}, and this one {}: all nodes need the same",
-                              hello->node, hello->version, kVersion));
-    }
-    throw Error("a leader of another group connected to this one");
+    if (!valid) throw Error("a leader of another group connected to this one");
+    return *hello;
+  }
+
+  void check_version(const Hello& hello) const {
+    if (hello.version == kVersion) return;
+    throw Error(fmt::format("node {} runs Paceline {}, and node {} {}: all nodes need the same",
+                            hello.node, hello.version, map_.node(), kVersion));
   }
 
   const NodeMap& map_;
@@ -276,10 +280,17 @@ class Meeting {
 NodeLinks::Connections connect_leaders(shm::Exchange& exchange, const NodeMap& map,
                                        const LeaderOptions& options,
                                        const base::Deadline& deadline) {
-  net::Listener listener(base::listening_address(options.host, 0));
-  const Endpoint own{listener.address().port(), map.node() == 0 ? net::make_secret() : "-",
+  const int rank = map.leader_of(map.node());
+  std::optional<net::Listener> listener;
+  try {
+    listener.emplace(base::listening_address(options.host, 0));
+  } catch (const std::exception& error) {
+    report_to_leaders(exchange, own_failure(options.ranks, rank, error));
+    throw;
+  }
+  const Endpoint own{listener->address().port(), map.node() == 0 ? net::make_secret() : "-",
                      options.host};
-  Meeting meeting(map, options, std::move(listener));
+  Meeting meeting(map, options, std::move(*listener));
   std::vector<Endpoint> endpoints;
   for (const std::string& blob : exchange.all_gather(own.encode(), deadline)) {
     endpoints.push_back(Endpoint::decode(blob));
@@ -294,8 +305,18 @@ NodeLinks::Connections connect_leaders(shm::Exchange& exchange, const NodeMap& m
   } catch (const PeerError& error) {
     meeting.report(shm::failure_of(error));
     throw;
+  } catch (const std::exception& error) {
+    meeting.report(own_failure(options.ranks, rank, error));
+    throw;
   }
   return meeting.take();
+}
+
+shm::Failure own_failure(const shm::GlobalRanks& ranks, int rank, const std::exception& error) {
+  return {shm::FailureKind::peer_lost,
+          {ranks.of(rank)},
+          fmt::format("{} failed while the group was being formed: {}", ranks.describe({rank}),
+                      error.what())};
 }
 
 void report_to_leaders(shm::Exchange& exchange, const shm::Failure& failure) noexcept {

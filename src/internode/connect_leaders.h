@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -35,6 +36,9 @@ struct LeaderOptions {
 NodeLinks::Connections connect_leaders(shm::Exchange& exchange, const NodeMap& map,
                                        const LeaderOptions& options,
                                        const base::Deadline& deadline);
+
+// What the other leaders throw if this one, `rank`, fails for a reason of its own.
+shm::Failure own_failure(const shm::GlobalRanks& ranks, int rank, const std::exception& error);
 
 // Instead of connect_leaders, if the ranks of this node have failed to meet: the other leaders
 // throw this failure.

@@ -314,6 +314,53 @@ TEST(ConnectLeaders, ALeaderThatHasMetAllReportsALossToTheOthers) {
   third.join();
 }
 
+// Node 1 has another version, which node 0 sees first.
+TEST(ConnectLeaders, AllLearnThatALeaderHasFailedByItself) {
+  Blackboard board(3);
+  std::string first;
+  std::thread zero([&] {
+    try {
+      connect(board, 3, 0);
+    } catch (const Error& error) {
+      first = error.what();
+    }
+  });
+  std::vector<std::string> heard;
+  std::thread one([&] {
+    Blackboard::Rank(board, 1).all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
+    std::istringstream words(board.read().front());
+    int port = 0;
+    std::string secret;
+    words >> port >> secret;
+    net::Connection link(connect_to(port), net::make_key(secret),
+                         net::SecureChannel::Side::connecting, "process");
+    link.send(encode(Hello{"0.0.1", "test", 1}));
+    while (heard.size() < 2 && !link.loss()) {
+      for (auto& text : link.receive()) heard.push_back(std::move(text));
+      std::this_thread::yield();
+    }
+  });
+  shm::RankSet blamed;
+  std::string second;
+  try {
+    connect(board, 3, 2);
+  } catch (const PeerLost& lost) {
+    blamed = shm::RankSet(lost.ranks());
+    second = lost.what();
+  }
+  zero.join();
+  one.join();
+  const std::string problem =
+      fmt::format("node 1 runs Paceline 0.0.1, and node 0 {}: all nodes need the same", kVersion);
+  EXPECT_EQ(first, problem);
+  EXPECT_EQ(blamed, shm::RankSet{0});
+  EXPECT_THAT(second, HasSubstr("rank 0 failed while the group was being formed: " + problem));
+  ASSERT_EQ(heard.size(), 2u);
+  const auto greeting = decode_link_message(heard[0]);
+  EXPECT_TRUE(greeting && std::get<Hello>(*greeting).version == kVersion);
+  EXPECT_TRUE(std::holds_alternative<Failed>(decode_link_message(heard[1]).value()));
+}
+
 TEST(ConnectLeaders, RefusesAnAddressThatIsNone) {
   for (const std::string blob : {"", "29500", "x - host", "0 - host", "70000 - host"}) {
     Blackboard board(2);

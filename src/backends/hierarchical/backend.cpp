@@ -132,16 +132,21 @@ void check_store(const BackendRequest& request, const PeerError& error) {
 // If ranks of this node do not come, or are lost, all nodes learn it from its leader.
 std::shared_ptr<shm::Region> form_local_region(const BackendRequest& request,
                                                const internode::NodeMap& map) {
+  const auto report = [&](const shm::Failure& failure) {
+    if (!map.is_leader()) return;
+    const BackendRequest leading = leaders_of(request, map);
+    distributed::StoreExchange exchange(leading);
+    internode::report_to_leaders(exchange, failure);
+  };
   try {
     return form_region(
         part_of(request, map.here(), map.local_rank(), fmt::format("node {}", map.node())));
   } catch (const PeerError& error) {
     check_store(request, error);
-    if (map.is_leader()) {
-      const BackendRequest leading = leaders_of(request, map);
-      distributed::StoreExchange exchange(leading);
-      internode::report_to_leaders(exchange, shm::failure_of(error));
-    }
+    report(shm::failure_of(error));
+    throw;
+  } catch (const std::exception& error) {
+    report(internode::own_failure(request.global_ranks(), request.rank, error));
     throw;
   }
 }
