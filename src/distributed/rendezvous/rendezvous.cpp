@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -185,6 +187,16 @@ StorePtr open_in_time(const Plan& plan, const InitOptions& options, const std::s
   }
 }
 
+bool is_bootstrap_socket(int fd) {
+  const auto option = [&](int name) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    return ::getsockopt(fd, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
+  };
+  return option(SO_DOMAIN) == AF_UNIX && option(SO_TYPE) == SOCK_SEQPACKET;
+}
+
+// In a process that inherits the variable, but not the sockets, the descriptors may be its own.
 std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, const Plan& plan) {
   const std::size_t expected = plan.rank == 0 ? static_cast<std::size_t>(plan.size) - 1 : 1;
   if (environment.bootstrap_sockets.size() != expected) {
@@ -192,15 +204,24 @@ std::vector<base::UniqueFd> take_sockets(const base::Environment& environment, c
         fmt::format("PACELINE_BOOTSTRAP_SOCKETS names {} descriptors, rank {} of {} needs {}",
                     environment.bootstrap_sockets.size(), plan.rank, plan.size, expected));
   }
-  std::vector<base::UniqueFd> sockets;
+  std::set<int> distinct;
   for (const int fd : environment.bootstrap_sockets) {
-    if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    if (::fcntl(fd, F_GETFD) < 0) {
       throw UsageError(
           fmt::format("PACELINE_BOOTSTRAP_SOCKETS names descriptor {}, which is not open: start "
                       "this program directly under `paceline run`, or through "
                       "something that does not close descriptors",
                       fd));
     }
+    if (is_bootstrap_socket(fd) && distinct.insert(fd).second) continue;
+    throw UsageError(fmt::format(
+        "PACELINE_BOOTSTRAP_SOCKETS names descriptor {}, which is not one of the sockets of "
+        "`paceline run`: unset the variable for programs that a rank starts",
+        fd));
+  }
+  std::vector<base::UniqueFd> sockets;
+  for (const int fd : environment.bootstrap_sockets) {
+    static_cast<void>(::fcntl(fd, F_SETFD, FD_CLOEXEC));
     sockets.emplace_back(fd);
   }
   return sockets;

@@ -194,5 +194,18 @@ TEST_F(Rendezvous, PlaceThatPacelineRunDidNotGiveIsRefused) {
                          "LOCAL_WORLD_SIZE=3, which do not go together"));
 }
 
+TEST_F(Rendezvous, DescriptorsThatAreNotTheLaunchersStayOpen) {
+  const base::UniqueFd memory(::memfd_create("store", 0));
+  const base::UniqueFd file(::dup(memory.get()));
+  const std::string expected = fmt::format(
+      "UsageError: PACELINE_BOOTSTRAP_SOCKETS names descriptor {}, which is not one of the sockets",
+      file.get());
+  EXPECT_THAT(failure_alone({}, {{"RANK", "1"},
+                                 {"WORLD_SIZE", "2"},
+                                 {"PACELINE_BOOTSTRAP_SOCKETS", std::to_string(file.get())},
+                                 {"PACELINE_STORE_FD", std::to_string(memory.get())}}),
+              StartsWith(expected));
+}
+
 }  // namespace
 }  // namespace paceline
