@@ -11,6 +11,7 @@
 #include "base/address.h"
 #include "base/environment.h"
 #include "distributed/backend.h"
+#include "distributed/hook_scope.h"
 #include "distributed/make_group.h"
 #include "distributed/process_state.h"
 
@@ -180,6 +181,7 @@ std::vector<Node> topology() {
 void destroy_process_group(const ProcessGroup& group) {
   auto& state = ProcessState::instance();
   if (!group.is_member() || !is_initialized()) return;
+  distributed::HookScope::check_not_active("destroy_process_group");
   const auto target = group.c10d();
   if (target == ProcessGroup().c10d()) return state.leave();
   state.leave(target);

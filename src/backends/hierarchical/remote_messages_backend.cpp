@@ -47,7 +47,11 @@ class RemoteMessageWork final : public PacelineWork {
   // The caller may wait only for the future.
   FuturePtr getFuture() override {
     check_not_forked();
-    if (!PacelineWork::isCompleted() && !watched_.exchange(true)) watch_->add(request_);
+    const std::lock_guard lock(watched_mutex_);
+    if (!PacelineWork::isCompleted() && !is_watched_) {
+      watch_->add(request_);
+      is_watched_ = true;
+    }
     return PacelineWork::getFuture();
   }
   bool wait(std::chrono::milliseconds timeout) override {
@@ -73,7 +77,8 @@ class RemoteMessageWork final : public PacelineWork {
   std::shared_ptr<internode::RemoteMessages> messages_;
   std::shared_ptr<RequestWatch> watch_;
   std::shared_ptr<internode::RemoteMessages::Request> request_;
-  std::atomic<bool> watched_ = false;
+  std::mutex watched_mutex_;
+  bool is_watched_ = false;  // guarded by it
 };
 
 }  // namespace
@@ -89,15 +94,15 @@ RemoteMessagesBackend::RemoteMessagesBackend(const std::shared_ptr<shm::Collecti
       watch_(std::make_shared<RequestWatch>(messages_)) {}
 
 RemoteMessagesBackend::~RemoteMessagesBackend() {
-  shutdown();
+  leave();
 }
 
-void RemoteMessagesBackend::shutdown() {
+void RemoteMessagesBackend::leave() {
   if (!region().in_forked_child()) {
     watch_->stop();
     messages_->close();
   }
-  PacelineBackend::shutdown();
+  PacelineBackend::leave();
 }
 
 void RemoteMessagesBackend::pass_monitored_barrier(std::chrono::milliseconds timeout,

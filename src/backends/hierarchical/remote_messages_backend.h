@@ -16,7 +16,6 @@ class RemoteMessagesBackend : public PacelineBackend {
  public:
   ~RemoteMessagesBackend() override;
 
-  void shutdown() override;
   bool supportsSplitting() const override { return false; }
   // The next world's rendezvous cannot watch processes on other machines.
   std::shared_ptr<const shm::Membership> membership() const override { return nullptr; }
@@ -35,6 +34,7 @@ class RemoteMessagesBackend : public PacelineBackend {
   int checked_peer(int rank) const;
   // `peer`: see RemoteMessages.
   WorkPtr remote_message(const Kind& kind, const Tensors& tensors, int peer, int tag);
+  void leave() override;
   void pass_monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) override;
 
  private:

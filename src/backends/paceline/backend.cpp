@@ -13,6 +13,8 @@
 #include "backends/paceline/reconfigurable_backend.h"
 #include "backends/paceline/shm_bucket_reducer.h"
 #include "backends/paceline/state.h"
+#include "distributed/hook_scope.h"
+#include "distributed/make_group.h"
 #include "distributed/store_exchange.h"
 
 namespace paceline::backends {
@@ -90,7 +92,7 @@ PacelineBackend::PacelineBackend(std::shared_ptr<shm::Collectives> group,
 }
 
 PacelineBackend::~PacelineBackend() {
-  shutdown();
+  leave();
   const bool forked = region_->in_forked_child();
   if (forked || progress_->detached()) static_cast<void>(progress_.release());
   if (forked || p2p_progress_->detached()) static_cast<void>(p2p_progress_.release());
@@ -100,6 +102,7 @@ PacelineBackend::~PacelineBackend() {
 }
 
 void PacelineBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout = distributed::checked_timeout(timeout);
   timeout_ = timeout;
   options_->timeout = timeout;
 }
@@ -135,6 +138,11 @@ PacelineBackend::WorkPtr PacelineBackend::endCoalescing() {
 }
 
 void PacelineBackend::shutdown() {
+  distributed::HookScope::check_not_active("shutdown");
+  leave();
+}
+
+void PacelineBackend::leave() {
   if (region_->in_forked_child()) return;
   progress_->stop();
   p2p_progress_->stop();
@@ -194,7 +202,9 @@ c10::intrusive_ptr<c10d::Backend> PacelineBackend::split(
     }
   }
   if (options) {
-    request.timeout = options->timeout;
+    if (options->timeout.count() > 0) {
+      request.timeout = distributed::checked_timeout(options->timeout);
+    }
     if (!options->group_name.empty()) request.group_name = options->group_name;
     if (const auto* const ours = dynamic_cast<PacelineOptions*>(options.get())) {
       request.options = ours->for_request();

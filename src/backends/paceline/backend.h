@@ -135,7 +135,7 @@ class PacelineBackend : public distributed::ExtendedBackend {
 
   c10d::ErrorType getError() override;
   void abort() override { abort_because("abort was called"); }
-  void shutdown() override;
+  void shutdown() override;  // not by a hook
 
   std::unique_ptr<distributed::BucketReducer> make_bucket_reducer(
       const distributed::BucketReducer::Options& options) override;
@@ -165,6 +165,8 @@ class PacelineBackend : public distributed::ExtendedBackend {
                   const shm::GlobalRanks& ranks);
 
   shm::Region& region() const { return *region_; }  // of the local group
+  // Ends the threads and leaves the group. A destructor calls its own class's.
+  virtual void leave();
   virtual void pass_monitored_barrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
     monitored_barrier_.pass(timeout, wait_all_ranks);
   }

@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "base/hash.h"
+#include "distributed/hook_scope.h"
 #include "shm/membership/reconfigure_handle.h"
 
 namespace paceline::backends {
@@ -196,6 +197,7 @@ void ReconfigurableBackend::leave_group() {
 }
 
 void ReconfigurableBackend::abort() {
+  distributed::HookScope::check_not_active("abort");
   {
     const std::lock_guard lock(mutex_);
     ++aborts_;

@@ -124,7 +124,9 @@ TEST(Backend, CallsHooksOnCompletionAndFailure) {
     });
     backend->registerAbortHook(2, [&] {
       ++aborts;
-      backend->shutdown();  // calling back is allowed, and so is throwing
+      EXPECT_NE(backend->getError(), c10d::ErrorType::SUCCESS);  // calling back is allowed
+      EXPECT_THROW(backend->shutdown(), UsageError);             // but it would wait for this
+      EXPECT_THROW(destroy_process_group(), UsageError);
       throw std::runtime_error("a hook that throws");
     });
     std::vector<at::Tensor> t{torch::ones({2})};
@@ -144,6 +146,46 @@ TEST(Backend, CallsHooksOnCompletionAndFailure) {
     EXPECT_EQ(aborts, 1);
     backend->unregisterCompletionHook(1);
     backend->unregisterAbortHook(2);
+  });
+}
+
+// The thread that waits for the message runs the hook.
+TEST(Backend, AHookOfAMessageCannotLeaveTheGroup) {
+  if (!is_gloo_available()) GTEST_SKIP() << "built without Gloo";
+  expect_torch_ranks(2, test::kAcrossNodes, [](int rank, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    if (rank == 1) {
+      EXPECT_THROW(barrier(), PeerError);
+      return;
+    }
+    std::atomic<int> refusals = 0;
+    backend->registerAbortHook(1, [&] {
+      EXPECT_THROW(backend->shutdown(), UsageError);
+      ++refusals;
+    });
+    backend->setTimeout(100ms);
+    EXPECT_THROW(recv(torch::ones({2}), {.src = 1}), Timeout);
+    EXPECT_GT(refusals, 0);
+    backend->unregisterAbortHook(1);
+  });
+}
+
+TEST(Backend, AHookRunsNoMoreOnceItIsUnregistered) {
+  expect_torch_ranks(1, "paceline", [](int, int) {
+    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
+    std::atomic<bool> runs = false;
+    std::atomic<bool> may_end = false;
+    backend->registerCompletionHook(1, [&](const c10d::CompletionHookArgs&) {
+      runs = true;
+      EXPECT_TRUE(test::eventually([&] { return may_end.load(); }));
+      runs = false;
+    });
+    std::vector<at::Tensor> t{torch::ones({2})};
+    backend->allreduce(t)->wait();  // which does not wait for the hook
+    EXPECT_TRUE(test::eventually([&] { return runs.load(); }));
+    std::jthread other([&] { may_end = true; });
+    backend->unregisterCompletionHook(1);
+    EXPECT_FALSE(runs);
   });
 }
 
