@@ -29,7 +29,7 @@ struct DdpOptions {
   /// The device of the module's outputs. Unset for modules on the CPU.
   std::optional<at::Device> output_device{};
   /// Whether rank 0's buffers, such as BatchNorm's running statistics, are copied to all ranks
-  /// before a forward in training mode with grad mode on, if the step before it was synchronised.
+  /// before a forward in training mode with grad mode on, unless the last one was under no_sync.
   /// In join, the buffers of the last rank that has inputs are. Buffers that are added after
   /// construction are not copied.
   bool broadcast_buffers = true;

@@ -232,7 +232,8 @@ struct Node {
 /// further steps. At the end of the world, ProcessGroup objects keep what belongs to their group.
 ///
 /// Does nothing without a world and on ranks that are not members. Throws UsageError for a group
-/// that new_group did not make in this world, or that has been destroyed.
+/// that new_group did not make in this world, or that has been destroyed, and in hooks of a c10d
+/// backend.
 PACELINE_API void destroy_process_group(const ProcessGroup& group = {});
 
 /// This process's rank in the group; -1 if it is not a member.

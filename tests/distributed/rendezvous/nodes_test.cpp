@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -184,7 +185,10 @@ TEST_F(Rendezvous, RanksWithoutVariablesAreOnTheirMachine) {
 
 TEST_F(Rendezvous, PlaceThatPacelineRunDidNotGiveIsRefused) {
   const base::UniqueFd memory(::memfd_create("store", 0));
-  const base::UniqueFd link(::dup(memory.get()));
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends.data()), 0);
+  const base::UniqueFd link(ends[0]);
+  const base::UniqueFd other(ends[1]);
   EXPECT_THAT(failure_alone({}, {{"RANK", "1"},
                                  {"WORLD_SIZE", "3"},
                                  {"LOCAL_RANK", "2"},
