@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -280,6 +281,19 @@ TEST(ConnectLeaders, AllLearnThatARankOfOneNodeIsLost) {
   }
 }
 
+// A leader made by hand, connected to node 0 only.
+std::unique_ptr<net::Connection> greet_node_0(Blackboard& board, const Hello& hello) {
+  Blackboard::Rank(board, hello.node).all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
+  std::istringstream words(board.read().front());
+  int port = 0;
+  std::string secret;
+  words >> port >> secret;
+  auto link = std::make_unique<net::Connection>(connect_to(port), net::make_key(secret),
+                                                net::SecureChannel::Side::connecting, "process");
+  link->send(encode(hello));
+  return link;
+}
+
 // Node 2 reaches node 0, and is lost before it reaches node 1.
 TEST(ConnectLeaders, ALeaderThatHasMetAllReportsALossToTheOthers) {
   Blackboard board(3);
@@ -291,15 +305,8 @@ TEST(ConnectLeaders, ALeaderThatHasMetAllReportsALossToTheOthers) {
     over.wait();
   });
   std::thread third([&] {
-    Blackboard::Rank(board, 2).all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
-    std::istringstream words(board.read().front());
-    int port = 0;
-    std::string secret;
-    words >> port >> secret;
-    net::Connection link(connect_to(port), net::make_key(secret),
-                         net::SecureChannel::Side::connecting, "process");
-    link.send(encode(Hello{kVersion, "test", 2}));
-    while (link.receive().empty() && !link.loss()) std::this_thread::yield();
+    const auto link = greet_node_0(board, {kVersion, "test", 2});
+    while (link->receive().empty() && !link->loss()) std::this_thread::yield();
     over.wait();
   });
   std::string lost;
@@ -327,16 +334,9 @@ TEST(ConnectLeaders, AllLearnThatALeaderHasFailedByItself) {
   });
   std::vector<std::string> heard;
   std::thread one([&] {
-    Blackboard::Rank(board, 1).all_gather("1 - 127.0.0.1", base::Deadline::after(1min));
-    std::istringstream words(board.read().front());
-    int port = 0;
-    std::string secret;
-    words >> port >> secret;
-    net::Connection link(connect_to(port), net::make_key(secret),
-                         net::SecureChannel::Side::connecting, "process");
-    link.send(encode(Hello{"0.0.1", "test", 1}));
-    while (heard.size() < 2 && !link.loss()) {
-      for (auto& text : link.receive()) heard.push_back(std::move(text));
+    const auto link = greet_node_0(board, {"0.0.1", "test", 1});
+    while (heard.size() < 2 && !link->loss()) {
+      for (auto& text : link->receive()) heard.push_back(std::move(text));
       std::this_thread::yield();
     }
   });
