@@ -9,7 +9,7 @@
 namespace paceline::distributed {
 
 // While it lives, this thread runs hooks of a backend. Leaving a group waits for the threads that
-// run hooks, so a hook that does would wait for itself, or for another hook that waits for it.
+// run hooks. If a hook left a group, it could wait for itself, or two hooks for each other.
 class HookScope {
  public:
   HookScope() = default;
@@ -17,13 +17,12 @@ class HookScope {
   HookScope& operator=(const HookScope&) = delete;
   ~HookScope() { active_ = before_; }
 
-  static bool is_active() { return active_; }
   // Throws UsageError if this thread runs hooks.
   static void check_not_active(const char* operation) {
     if (!active_) return;
     throw UsageError(fmt::format(
-        "{} is called by a hook of a backend, for which it would wait: call it once the "
-        "call that failed has thrown",
+        "{} was called by a hook of a backend, and waits for hooks to end: call it once "
+        "the call that failed has thrown",
         operation));
   }
 

@@ -3,11 +3,9 @@
 #include <torch/csrc/distributed/c10d/Hooks.hpp>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "base/log.h"
@@ -25,36 +23,21 @@ class Hooks {
     hooks_[id] = std::move(hook);
     any_ = true;
   }
-  // Afterwards the hook does not run any more, unless a hook calls this.
+  // Another thread may still run the hook. To wait for it could deadlock: a hook in Python needs
+  // the interpreter's lock, which the caller may hold.
   void remove(std::int64_t id) {
-    std::unique_lock lock(mutex_);
+    std::lock_guard lock(mutex_);
     hooks_.erase(id);
-    if (distributed::HookScope::is_active()) return;
-    const std::uint64_t begun = begun_;
-    ended_.wait(lock, [&] { return running_.empty() || *running_.begin() > begun; });
   }
   bool any() const { return any_; }
   template <typename... Args>
   void run(const Args&... args) {
     if (!any_) return;  // the usual case costs no lock
     std::vector<Hook> hooks;
-    std::uint64_t run = 0;
     {
       std::lock_guard lock(mutex_);
       for (const auto& [id, hook] : hooks_) hooks.push_back(hook);
-      run = ++begun_;
-      running_.insert(run);
     }
-    call(hooks, args...);
-    hooks.clear();
-    const std::lock_guard lock(mutex_);
-    running_.erase(run);
-    ended_.notify_all();
-  }
-
- private:
-  template <typename... Args>
-  static void call(const std::vector<Hook>& hooks, const Args&... args) {
     const distributed::HookScope scope;
     for (const Hook& hook : hooks) {
       try {
@@ -68,12 +51,9 @@ class Hooks {
     }
   }
 
-  std::mutex mutex_;  // guards all but any_
-  std::condition_variable ended_;
+  std::mutex mutex_;
   std::atomic<bool> any_ = false;
   std::map<std::int64_t, Hook> hooks_;
-  std::uint64_t begun_ = 0;          // how many runs have
-  std::set<std::uint64_t> running_;  // their numbers
 };
 
 // The hooks of one group.

@@ -12,6 +12,7 @@
 #include "base/deadline.h"
 #include "base/hash.h"
 #include "distributed/hook_scope.h"
+#include "distributed/make_group.h"
 #include "shm/membership/reconfigure_handle.h"
 
 namespace paceline::backends {
@@ -138,6 +139,7 @@ ReconfigurableBackend::Members ReconfigurableBackend::checked_members(
 ReconfigurableBackend::WorkPtr ReconfigurableBackend::reconfigure(
     const c10d::ReconfigureOptions& options) {
   check_not_forked("reconfigure");
+  distributed::HookScope::check_not_active("reconfigure");
   // Waiting for the other call could last for ever: it may wait for this thread's callback.
   const std::unique_lock one_at_a_time(reconfiguring_, std::try_to_lock);
   if (!one_at_a_time) {
@@ -216,6 +218,7 @@ c10d::ErrorType ReconfigurableBackend::getError() {
 }
 
 void ReconfigurableBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout = distributed::checked_timeout(timeout);
   options_->timeout = timeout;
   if (const auto group = present()) group->setTimeout(timeout);
 }

@@ -36,7 +36,8 @@ class ReconfigurableBackend final : public distributed::ExtendedBackend {
   WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
   bool isInitialized() override { return present() != nullptr; }
   // Ends the group. Its other ranks throw PeerLost. A reconfigure that is under way goes on, but
-  // throws Error in place of forming the group.
+  // throws Error in place of forming the group. Neither this, nor reconfigure or shutdown, may be
+  // called by a hook.
   void abort() override;
   void shutdown() override;
   // SUCCESS if there is no group.

@@ -170,25 +170,6 @@ TEST(Backend, AHookOfAMessageCannotLeaveTheGroup) {
   });
 }
 
-TEST(Backend, AHookRunsNoMoreOnceItIsUnregistered) {
-  expect_torch_ranks(1, "paceline", [](int, int) {
-    const auto backend = ProcessGroup().c10d()->getBackend(at::kCPU);
-    std::atomic<bool> runs = false;
-    std::atomic<bool> may_end = false;
-    backend->registerCompletionHook(1, [&](const c10d::CompletionHookArgs&) {
-      runs = true;
-      EXPECT_TRUE(test::eventually([&] { return may_end.load(); }));
-      runs = false;
-    });
-    std::vector<at::Tensor> t{torch::ones({2})};
-    backend->allreduce(t)->wait();  // which does not wait for the hook
-    EXPECT_TRUE(test::eventually([&] { return runs.load(); }));
-    std::jthread other([&] { may_end = true; });
-    backend->unregisterCompletionHook(1);
-    EXPECT_FALSE(runs);
-  });
-}
-
 thread_local std::vector<std::string> seen_by_profiler;
 
 TEST(Backend, ShowsCallsThatWaitToAProfiler) {
