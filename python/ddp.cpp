@@ -60,6 +60,10 @@ class Reducer {
   }
 
   detail::DdpCore& core() { return *core_; }
+  // Ends the reduction, also if something such as a compiled graph keeps this object. Call nothing
+  // but awaits_backward() afterwards.
+  void end() { core_.reset(); }
+  bool awaits_backward() const { return core_ && core_->awaits_backward(); }
 
  private:
   static ddp::WrappedModel wrap(const Parameters& parameters, const Buffers& buffers) {
@@ -140,7 +144,9 @@ void bind_ddp(py::module_& module) {
       .def("after_forward", [](Reducer& self) { self.core().after_forward(); })
       .def("watch_output",
            [](Reducer& self, const at::Tensor& output) { self.core().watch_output(output); })
-      .def("awaits_backward", [](Reducer& self) { return self.core().awaits_backward(); })
+      .def("end", &Reducer::end, Release())
+      .def("awaits_backward", &Reducer::awaits_backward)
+      .def("may_get_gradients", [](Reducer& self) { return self.core().may_get_gradients(); })
       .def("synchronise_backward", [](Reducer& self) { self.core().synchronise_backward(); })
       .def_property(
           "buffers_may_differ", [](Reducer& self) { return self.core().buffers_may_differ(); },

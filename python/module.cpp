@@ -59,7 +59,7 @@ class PythonBackend final : public Base, public HasLayout {
   ~PythonBackend() override {
     if (PyGILState_Check() == 0) return;
     const py::gil_scoped_release release;
-    this->shutdown();
+    this->leave();
   }
 
  protected:

@@ -67,6 +67,23 @@ def fail_in_a_hook() -> Any:
     return error_of(lambda: step(model))
 
 
+def take_a_parameter_away() -> list[Any]:
+    """A backward through a model whose reduction another one has ended."""
+    trunk = nn.Linear(9, 6)
+    a, b = (paceline.DistributedDataParallel(nn.Sequential(trunk, nn.Linear(6, size))) for size in (2, 3))
+    a.eval()
+    early = a(inputs_of(0)).sum() + b(inputs_of(0)).sum()
+    errors = [error_of(early.backward)]
+    a.train()
+    step(a)
+    late = a(inputs_of(0)).sum()
+    c = paceline.DistributedDataParallel(trunk)
+    errors.append(error_of((late + c(inputs_of(0)).sum()).backward))
+    step(a)
+    step(b)
+    return errors
+
+
 def do_different_steps() -> Any:
     model = paceline.DistributedDataParallel(large())
     if dist.get_rank() == 1:
@@ -212,6 +229,12 @@ class Errors(ranks.Case):
         notes = ranks.run(evaluate_a_copy_alone, self.backend, 2)
         self.assertRegex("".join(notes[0]), "copied, .* first forward with grad mode on, which is collective: .* torch.no_grad")
         self.assertEqual(notes[1], [])
+
+    def test_a_parameter_that_another_model_has_taken(self) -> None:
+        for errors in ranks.run(take_a_parameter_away, self.backend, 2):
+            for kind, text, _ in errors:
+                self.assertEqual(kind, "RuntimeError")
+                self.assertRegex(text, r"parameter 1\.(weight|bias) got a gradient that no model averages")
 
     def test_different_steps(self) -> None:
         for backend in ("paceline", "gloo"):

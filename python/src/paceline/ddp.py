@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 from torch.nn.parallel.distributed import _BucketCapacityConfig, _find_tensors
@@ -29,8 +30,7 @@ _REFUSED = {
     "lazy_bucket_allocation": "large gradients have no buckets: leave it out",
 }
 
-# All models. If several wrap a parameter, the one that was used last averages its gradient, but for forwards of which the backward has
-# yet to come: see _parameters_of_others.
+# All models. Of those that wrap a parameter, one averages its gradient at a time: see _take_parameters.
 _models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
@@ -42,7 +42,8 @@ class _Reducer:
 
     def prepare_for_backward(self, outputs: Iterable[torch.Tensor]) -> None:
         """Synchronises the next backward, also if the last forward ran under `no_sync`."""
-        self._model._reduction().synchronise_backward()
+        for core in self._model._cores():
+            core.synchronise_backward()
 
     def _rebuild_buckets(self) -> bool:
         return False  # the forward has done it, if it was due
@@ -86,7 +87,7 @@ class DistributedDataParallel(_TorchDDP):
     - Buffers are copied from rank 0 only before forwards in training mode with grad mode on.
     - A backward inside a backward, as in activation checkpointing with use_reentrant=True, needs `static_graph`.
     - If models share parameters, as when a module is wrapped again, the one that ran a forward last averages their gradients, and makes
-      its reduction anew for that. Several may run forwards before one backward; the first of them averages the shared ones then.
+      its reduction anew for that, which is collective. Several may run forwards in training mode before one backward through all of them.
     - A backward with create_graph=True is refused.
 
     Raises ValueError for arguments that it does not support: devices other than the CPU, mixed_precision (use torch.autocast),
@@ -162,13 +163,14 @@ class DistributedDataParallel(_TorchDDP):
         self._delayed, self._delayed_until = _names_of_delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._set_up()
         # PyTorch's broadcast_buffers=False leaves buffers alone at construction, too; forward_sync_buffers=False does not.
-        self._make_reduction(init_sync, with_buffers=broadcast_buffers is not False)
+        self._make_reduction(init_sync, with_buffers=broadcast_buffers is not False, shares=False)
 
     def _set_up(self) -> None:
         """Sets what is not pickled."""
         self._core: _C.Reducer | None = None
         self._owned: set[int] = set()  # ids of the parameters whose gradients the core averages
-        self._lenders: list[weakref.ref[_C.Reducer]] = []  # cores that average the others
+        self._other_cores: list[weakref.ref[_C.Reducer]] = []  # those that average the rest
+        self._guards: dict[int, Any] = {}  # handles of hooks by ids of parameters: see _lose_core
         self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
         self._use_python_reducer = self._delay_all_reduce_all_params = self._require_manual_backward_finalization = False
         self._lazy_init_ran = False
@@ -176,8 +178,9 @@ class DistributedDataParallel(_TorchDDP):
         self._divide_by_initial_world_size = True
         self._assign_modules_buffers()
 
-    def _make_reduction(self, init_sync: bool, with_buffers: bool = True) -> None:
-        """Makes the core; collective."""
+    @_disable_dynamo
+    def _make_reduction(self, init_sync: bool, with_buffers: bool = True, shares: bool = True) -> None:
+        """Makes the core, if other models do not average all parameters; collective."""
         parameters = [(name, parameter) for name, parameter in self.module.named_parameters()
                       if name not in self.parameters_to_ignore]
         for name, parameter in parameters:
@@ -193,16 +196,17 @@ class DistributedDataParallel(_TorchDDP):
                 raise ValueError("the module has a SyncBatchNorm, which PyTorch does not run on the CPU: use BatchNorm")
         self._module_parameters = [parameter for _, parameter in parameters]
         _models.add(self)
-        lent = self._parameters_of_others()
-        parameters = [(name, parameter) for name, parameter in parameters if id(parameter) not in lent]
+        left = self._take_parameters(shares)
+        parameters = [(name, parameter) for name, parameter in parameters if id(parameter) not in left]
         self._owned = {id(parameter) for _, parameter in parameters if parameter.requires_grad}
-        if lent and not self._owned:
+        if left and not self._owned:
             return
         delayed, delayed_until = self._delayed, self._delayed_until
-        if lent:
+        if left:
             names = {name for name, _ in parameters}
-            delayed_until = delayed_until if delayed_until in names else ""
-            delayed = [name for name in delayed if delayed_until and name in names]
+            delayed = [name for name in delayed if name in names]
+            if not delayed or delayed_until not in names:
+                delayed, delayed_until = [], ""
         config = self._bucket_config
         caps = config.per_bucket_bytes_caps or (config.first_bucket_bytes_cap, config.bucket_bytes_cap)
         self._core = _C.Reducer(
@@ -218,38 +222,63 @@ class DistributedDataParallel(_TorchDDP):
             param_to_hook_all_reduce=delayed_until,
             skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
         )
-        self._core.buffers_may_differ = True
         for hook, state in self._comm_hooks:
             self._core.register_comm_hook(state, hook)
 
-    def _parameters_of_others(self) -> set[int]:
-        """Takes shared parameters over from other models, except those that have run a forward and await its backward."""
-        wanted = {id(parameter) for parameter in self._module_parameters if parameter.requires_grad}
-        self._lenders = []
-        lent: set[int] = set()
+    def _take_parameters(self, shares: bool) -> set[int]:
+        """Ends the reductions of other models that have some of this one's parameters.
+
+        If `shares`, leaves their parameters, which it returns by id, to models that have run a forward in training mode and wait for its
+        backward, as actor and critic do before a common one. All ranks do so alike: they have run the same training forwards.
+        """
+        own = {id(parameter) for parameter in self._module_parameters if parameter.requires_grad}
+        self._other_cores = []
+        left: set[int] = set()
         for other in list(_models):
-            shared = wanted & other._owned
-            if other is self or other._core is None or not shared:
+            for parameter in own & other._guards.keys():
+                other._guards.pop(parameter).remove()
+            common = own & other._owned
+            if other is self or other._core is None or not common:
                 continue
-            if other._core.awaits_backward():
-                self._lenders.append(weakref.ref(other._core))
-                lent |= shared
+            if shares and other._core.awaits_backward() and other.process_group == self.process_group:
+                self._other_cores.append(weakref.ref(other._core))
+                left |= common
             else:
-                other._core = None
-        return lent
+                other._lose_core(own)
+        return left
+
+    def _lose_core(self, taken: set[int]) -> None:
+        """Ends the reduction, as another model takes some parameters. The rest must get no gradients before the next forward."""
+        rest = self._owned - taken if self._core.may_get_gradients() else set()
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) in rest:
+                self._guards[id(parameter)] = parameter.register_post_accumulate_grad_hook(_refusal_of(name, self))
+        self._end_core()
+
+    def _end_core(self) -> None:
+        if self._core is not None:
+            self._core.end()
+        self._core = None
+
+    def _cores(self) -> "list[_C.Reducer]":
+        """Those that average this model's gradients."""
+        own = self._find_core()
+        return ([own] if own else []) + [core for core in (other() for other in self._other_cores) if core is not None]
 
     def _find_core(self) -> "_C.Reducer | None":
-        """The core for a forward; None if other models average all parameters."""
-        if self._lenders and not all(core is not None and core.awaits_backward() for core in [lender() for lender in self._lenders]):
-            self._core = None
+        """The core, made if there is none; None if other models average all parameters."""
+        if self._other_cores and all(_awaits_backward(other()) for other in self._other_cores):
+            return self._core
+        if self._other_cores:
+            self._end_core()  # the others do not take part in this step
         return self._made()
 
     def _reduction(self) -> "_C.Reducer":
-        """The core."""
+        """The core; for calls that need one."""
         core = self._made()
         if core is None:
-            raise RuntimeError("all parameters of this model belong to another paceline.DistributedDataParallel, which has run a "
-                               "forward: run its backward before")
+            raise RuntimeError("all parameters of this model are averaged by other models, which have run forwards: run their backward "
+                               "before")
         return core
 
     def _made(self) -> "_C.Reducer | None":
@@ -284,10 +313,6 @@ class DistributedDataParallel(_TorchDDP):
         return output
 
     def _before_forward(self, module: nn.Module) -> "_C.Reducer | None":
-        core = self._find_core() if self._lenders or self._core is None else self._core
-        if core is None:
-            return None
-        self._check_module()
         training = module.training
         divide = None
         if training and self._join_config.enable:
@@ -295,6 +320,12 @@ class DistributedDataParallel(_TorchDDP):
             if work is not None:
                 work.wait()
             divide = self._divide_by_initial_world_size
+        core = self._find_core() if self._core is None or self._other_cores else self._core
+        self._check_module()
+        if core is None:
+            for buffer in self._buffers_to_copy() if training else []:
+                dist.broadcast(buffer, group=self.process_group, group_src=0)
+            return None
         buffers = self._buffers_to_copy() if training and core.buffers_may_differ else []
         core.before_forward(training, self.require_backward_grad_sync, buffers, divide)
         return core
@@ -356,7 +387,7 @@ class DistributedDataParallel(_TorchDDP):
         if self._core is not None and self._core.steps() > 0:
             raise ValueError("_set_static_graph: call it before the first step, or pass static_graph=True")
         self.static_graph = True
-        self._core = None
+        self._end_core()
 
     @property
     def reducer(self) -> _Reducer:
@@ -391,7 +422,7 @@ class DistributedDataParallel(_TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         state = self.__dict__.copy()
-        del state["process_group"], state["_core"], state["_owned"], state["_lenders"]
+        del state["process_group"], state["_core"], state["_owned"], state["_other_cores"], state["_guards"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -412,6 +443,23 @@ class DistributedDataParallel(_TorchDDP):
     def _get_ddp_logging_data(self) -> dict[str, int]:
         """The number of steps, and the times of the last step and of an average one in nanoseconds, as PyTorch names them."""
         return self._reduction().logging_data()
+
+
+def _awaits_backward(core: "_C.Reducer | None") -> bool:
+    return core is not None and core.awaits_backward()
+
+
+def _refusal_of(name: str, model: DistributedDataParallel) -> Callable[[torch.Tensor], None]:
+    living = weakref.ref(model)
+
+    def refuse(_: torch.Tensor) -> None:
+        if living() is None:
+            return
+        raise RuntimeError(f"parameter {name} got a gradient that no model averages: another paceline.DistributedDataParallel has taken "
+                           "parameters that both have, since this model's forward. Run the forwards of both in training mode before a "
+                           "common backward, after both were wrapped; or wrap one module that has both")
+
+    return refuse
 
 
 def _refused(given: dict[str, Any]) -> list[str]:

@@ -35,8 +35,9 @@ class DdpCore final : public Joinable {
   // a later one of the same step, by synchronise_backward.
   void before_forward(bool training, bool synchronise, bool later = false);
   void after_forward() { reducer_->after_forward(); }
-  // Whether a forward has run, and no backward since.
+  // See Reducer.
   bool awaits_backward() const { return reducer_->awaits_backward(); }
+  bool may_get_gradients() const { return reducer_->may_get_gradients(); }
   // Synchronises the next backward although its forward ran under no_sync.
   void synchronise_backward() { reducer_->synchronise_backward(); }
 

@@ -68,7 +68,8 @@ void Reducer::before_forward(bool synchronise, bool requires_backward, bool late
   buckets_.reset_in_place();
   backward_ = -1;
   synchronise_ = synchronise;
-  awaits_backward_ = true;
+  awaits_backward_ = false;
+  may_get_gradients_ = synchronise;
   if (requires_backward) {
     summarizer_.check_frozen();
     if (synchronise) summarizer_.count_forward(leaf_);
@@ -121,7 +122,7 @@ void Reducer::watch_output(const at::Tensor& output) {
 }
 
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
-  awaits_backward_ = false;
+  awaits_backward_ = may_get_gradients_ = false;
   usage_.note(index);
   for (const std::size_t i : delayed_.triggered_by(index))
     usage_.note(i);  // nothing else marks them

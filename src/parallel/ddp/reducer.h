@@ -61,11 +61,15 @@ class Reducer {
     called_ = true;
     records_ = false;
   }
-  // Whether no backward has reached a parameter since the last before_forward.
+  // Whether a forward that requires a synchronised backward has ended, and no gradient has come
+  // since.
   bool awaits_backward() const { return awaits_backward_; }
+  // The same for forwards that require none, or have not ended.
+  bool may_get_gradients() const { return may_get_gradients_; }
   // Synchronises the next backward although before_forward said otherwise.
   void synchronise_backward();
   void after_forward() {
+    awaits_backward_ = records_ && synchronise_;
     if (records_) recorder_.end_forward();
   }
   const shm::LeafPlan& leaves() const { return buckets_.leaves(); }
@@ -160,6 +164,7 @@ class Reducer {
   bool reorder_due_ = false;
   bool synchronise_ = false;
   bool awaits_backward_ = false;
+  bool may_get_gradients_ = false;
   bool records_ = false;  // whether the current or last forward belongs to a step
   bool called_ = false;   // whether before_forward or note_evaluation was called
   bool warned_ = false;   // that they were not
