@@ -70,7 +70,7 @@ class PACELINE_API GradScaler {
   /// optimizer's parameters has a gradient, and as unscale_.
   bool step(torch::optim::Optimizer& optimizer);
   /// Adjusts the scale. Call it after the steps of all optimizers. Throws UsageError if there was
-  /// neither a step nor an unscale_.
+  /// neither a step nor an unscale_ of gradients.
   void update();
   /// The scale; 1 if it is not enabled. Waits for the device.
   [[nodiscard]] double get_scale() const;

@@ -73,6 +73,7 @@ class GradScaler::Impl {
     if (optimizers_.count(&optimizer) == 0) unscale(optimizer);
     Unscaled& unscaled = optimizers_[&optimizer];
     if (!unscaled.found_inf.defined()) {
+      optimizers_.erase(&optimizer);
       throw UsageError(
           "GradScaler: step() of an optimizer whose parameters have no gradient: run backward() on "
           "what scale() returned before, and pass the optimizer of the model that it trains");
