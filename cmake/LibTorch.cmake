@@ -7,5 +7,5 @@ get_filename_component(LibTorch_FALLBACK ${CMAKE_CURRENT_LIST_DIR}/../.deps/torc
 # Headers and names change with minor versions. FindLibTorch.cmake checks the version, and that the
 # library has the C++11 ABI, which wheels of older versions and builds of your own may lack.
 set(LibTorch_RANGE 2.15...<2.16)
-# Global, since what links the library may be in the project of which this one is a subdirectory.
+# Global: a project that adds this one as a subdirectory links the library, too.
 find_package(LibTorch ${LibTorch_RANGE} REQUIRED GLOBAL)
