@@ -28,7 +28,7 @@ void expect_saved_and_resumed(ChildProcess& job, const test::TemporaryDirectory&
                               int ranks) {
   EXPECT_EQ(job.wait(), 75) << job.out() << job.err();
   EXPECT_THAT(job.err(), AllOf(HasSubstr("paceline: preempted: "), Not(HasSubstr("restart"))));
-  const auto saved = test::pids_after(job.out(), "saved");
+  const auto saved = test::numbers_after(job.out(), "saved");  // 0: before the first step
   ASSERT_EQ(saved.size(), static_cast<std::size_t>(ranks)) << job.out();
   for (const int step : saved) EXPECT_EQ(step, saved[0]);
   auto rest = start_training(directory, ranks, saved[0] + 3);

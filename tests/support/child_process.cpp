@@ -106,15 +106,21 @@ int ChildProcess::wait() {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-std::vector<pid_t> pids_after(const std::string& text, const std::string& label) {
-  std::vector<pid_t> pids;
+std::vector<int> numbers_after(const std::string& text, const std::string& label) {
+  std::vector<int> numbers;
   const std::string pattern = label + "=";
   for (auto at = text.find(pattern); at != text.npos; at = text.find(pattern, at + 1)) {
-    pid_t pid = 0;
+    int number = 0;
     const char* const digits = text.data() + at + pattern.size();
-    const auto [end, error] = std::from_chars(digits, text.data() + text.size(), pid);
-    if (error == std::errc() && pid > 0) pids.push_back(pid);
+    const auto [end, error] = std::from_chars(digits, text.data() + text.size(), number);
+    if (error == std::errc() && number >= 0) numbers.push_back(number);
   }
+  return numbers;
+}
+
+std::vector<pid_t> pids_after(const std::string& text, const std::string& label) {
+  auto pids = numbers_after(text, label);
+  std::erase(pids, 0);
   return pids;
 }
 

@@ -62,9 +62,11 @@ class ChildProcess {
   std::string err_;
 };
 
-// All numbers that follow `label` and "=" in `text`.
+// All numbers, from 0, that follow `label` and "=" in `text`.
+std::vector<int> numbers_after(const std::string& text, const std::string& label);
+// Those from 1.
 std::vector<pid_t> pids_after(const std::string& text, const std::string& label);
-// The only one. Throws std::runtime_error otherwise.
+// The only one of these. Throws std::runtime_error otherwise.
 pid_t pid_after(const std::string& text, const std::string& label);
 
 }  // namespace paceline::test
