@@ -95,7 +95,7 @@ template <typename Dataset, typename Number>
 requires std::is_arithmetic_v<Number>
 auto random_split(Dataset dataset, const std::vector<Number>& lengths, std::uint64_t seed = 0) {
   static_assert(!std::is_same_v<Number, float>,
-                "random_split takes fractions as double: those of a float give other lengths");
+                "random_split takes fractions as double: a float's rounding gives other lengths");
   using Length = std::conditional_t<std::is_floating_point_v<Number>, double, std::int64_t>;
   const auto shared = detail::share_dataset(std::move(dataset));
   const std::vector<Length> converted(lengths.begin(), lengths.end());

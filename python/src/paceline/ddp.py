@@ -30,7 +30,7 @@ _REFUSED = {
     "lazy_bucket_allocation": "large gradients have no buckets: leave it out",
 }
 
-# All models. Of those that wrap a parameter, one averages its gradient at a time: see _take_parameters.
+# All models. If several wrap a parameter, one of them averages its gradient at a time: see _take_parameters.
 _models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
@@ -169,7 +169,7 @@ class DistributedDataParallel(_TorchDDP):
         """Sets what is not pickled."""
         self._core: _C.Reducer | None = None
         self._owned: set[int] = set()  # ids of the parameters whose gradients the core averages
-        self._other_cores: list[weakref.ref[_C.Reducer]] = []  # those that average the rest
+        self._other_cores: list[weakref.ref[_C.Reducer]] = []  # of other models, which average the rest
         self._guards: dict[int, Any] = {}  # handles of hooks by ids of parameters: see _lose_core
         self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
         self._use_python_reducer = self._delay_all_reduce_all_params = self._require_manual_backward_finalization = False
@@ -261,7 +261,7 @@ class DistributedDataParallel(_TorchDDP):
         self._core = None
 
     def _cores(self) -> "list[_C.Reducer]":
-        """Those that average this model's gradients."""
+        """The cores that average this model's gradients."""
         own = self._find_core()
         return ([own] if own else []) + [core for core in (other() for other in self._other_cores) if core is not None]
 
