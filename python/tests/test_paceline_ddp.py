@@ -254,7 +254,7 @@ class Head(nn.Module):
         return self.last(self.trunk(x).tanh())
 
 
-def share_parameters(kind: str, order: list[str], options: dict[str, Any]) -> list[torch.Tensor]:
+def share_parameters(kind: str, order: list[str]) -> list[torch.Tensor]:
     """Gradients of two models with common parameters. Each step runs forwards of these models, and then one backward."""
     torch.manual_seed(0)
     trunk = nn.Linear(9, 6)
@@ -266,7 +266,7 @@ def share_parameters(kind: str, order: list[str], options: dict[str, Any]) -> li
         second.trunk.weight = trunk.weight
     elif kind == "part":
         second = trunk
-    models = {"a": wrap(first, **options), "b": wrap(second, **options)}
+    models = {"a": wrap(first), "b": wrap(second)}
     parameters = list({id(one): one for model in models.values() for one in model.parameters()}.values())
     gradients = []
     for seed, names in enumerate(order):
@@ -326,7 +326,7 @@ def share_otherwise(way: str) -> list[torch.Tensor]:
         trunk.zero_grad()
         loss_of(b).backward()
     elif way == "prepared":
-        loss = loss_of(a)
+        loss_of(a)
         c = wrap(first)
         loss = loss_of(a) + loss_of(c)
         c.reducer.prepare_for_backward([loss])
@@ -529,10 +529,10 @@ class Training(ranks.Case):
         for kind in ("trunk", "frozen", "tied", "part"):
             for order in (["ab", "ab", "ab"], ["ba", "ab", "ba"], ["ab", "a", "ab", "ba"]):
                 with self.subTest(kind=kind, order=order):
-                    self.equals_gloo(share_parameters, kind, order, {}, sizes=(2,), delta=1e-6)
+                    self.equals_gloo(share_parameters, kind, order, sizes=(2,), delta=1e-6)
         # Capital letters: forwards in evaluation mode, without a backward.
-        self.equals_gloo(share_parameters, "trunk", ["aB"], {}, sizes=(2,), delta=1e-6)
-        self.equals_gloo(share_parameters, "trunk", ["a", "b", "ab", "b", "a"], {}, sizes=(2,), delta=1e-6)
+        self.equals_gloo(share_parameters, "trunk", ["aB"], sizes=(2,), delta=1e-6)
+        self.equals_gloo(share_parameters, "trunk", ["a", "b", "ab", "b", "a"], sizes=(2,), delta=1e-6)
         for way in ("local", "evaluated", "in turn", "failed", "wrapped again", "joined", "prepared", "buffers"):
             with self.subTest(way=way):
                 self.equals_gloo(share_otherwise, way, sizes=(2,), delta=1e-6)

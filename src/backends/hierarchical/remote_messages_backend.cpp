@@ -47,11 +47,7 @@ class RemoteMessageWork final : public PacelineWork {
   // The caller may wait only for the future.
   FuturePtr getFuture() override {
     check_not_forked();
-    const std::lock_guard lock(watched_mutex_);
-    if (!PacelineWork::isCompleted() && !is_watched_) {
-      watch_->add(request_);
-      is_watched_ = true;
-    }
+    if (!PacelineWork::isCompleted()) watch();
     return PacelineWork::getFuture();
   }
   bool wait(std::chrono::milliseconds timeout) override {
@@ -74,6 +70,13 @@ class RemoteMessageWork final : public PacelineWork {
   }
 
  private:
+  void watch() {
+    const std::lock_guard lock(watched_mutex_);
+    if (is_watched_) return;
+    watch_->add(request_);
+    is_watched_ = true;
+  }
+
   std::shared_ptr<internode::RemoteMessages> messages_;
   std::shared_ptr<RequestWatch> watch_;
   std::shared_ptr<internode::RemoteMessages::Request> request_;
