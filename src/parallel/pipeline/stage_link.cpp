@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <paceline/error.h>
@@ -107,6 +108,7 @@ void StageLink::begin_call(const at::Tensor& target) {
 }
 
 void StageLink::send(const Tensors& tensors, int to_stage, const Subject& subject) {
+  release_sent(subject.call);
   const SendOptions options{.group = group_, .tag = kTag};
   const int receiver = global(to_stage);
   const auto start = [&](const at::Tensor& tensor) {
@@ -164,13 +166,21 @@ auto StageLink::recv(int from_stage, const Subject& subject) -> Tensors {
 }
 
 void StageLink::wait(std::int64_t call) {
+  await_sent(sends_.begin(), call);
+}
+
+// A message keeps its tensor. Gloo's cannot be polled, and stay until wait().
+void StageLink::release_sent(std::int64_t call) {
+  await_sent(std::partition(sends_.begin(), sends_.end(),
+                            [](const Work& work) { return !work.is_completed(); }),
+             call);
+}
+
+void StageLink::await_sent(std::vector<Work>::iterator first, std::int64_t call) {
   parallel::with_error_context(
       [&] { return fmt::format("waiting until its messages of call {} had arrived", call); },
-      [&] {
-        for (Work& work : sends_) work.wait();
-      },
-      "Pipeline");
-  sends_.clear();
+      [&] { std::for_each(first, sends_.end(), [](Work& work) { work.wait(); }); }, "Pipeline");
+  sends_.erase(first, sends_.end());
 }
 
 }  // namespace paceline::pipeline

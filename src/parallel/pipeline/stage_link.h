@@ -57,13 +57,15 @@ class StageLink {
  private:
   int global(int stage) const;
   void check_target(const TargetHash& sent, int from_stage, std::int64_t call);
+  void release_sent(std::int64_t call);
+  void await_sent(std::vector<Work>::iterator first, std::int64_t call);
 
   ProcessGroup group_;
   at::Device device_;
   int stage_;
   int stages_;
-  std::vector<Work> sends_;
-  TargetHash target_;  // of this call: this stage's, or one that was received
+  std::vector<Work> sends_;  // under way
+  TargetHash target_;        // of this call: this stage's, or one that was received
   std::int64_t bytes_sent_ = 0;
   std::int64_t bytes_received_ = 0;
 };

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -418,6 +420,32 @@ TEST(Pipeline, StagesPassOnTheMemoryFormat) {
       EXPECT_EQ(stage->are_channels_last, same->are_channels_last);
       EXPECT_TRUE(stage->conv->weight.grad().equal(same->conv->weight.grad()));
     }
+  });
+}
+
+// Counts which of its outputs are alive.
+struct WatchedImpl : torch::nn::Module {
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(kWidth, kWidth))};
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> outputs{};
+  std::ptrdiff_t most = 0;
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor output = linear(x);
+    outputs.push_back(output.storage().getWeakStorageImpl());
+    most = std::max(most,
+                    std::ranges::count_if(outputs, [](const auto& one) { return !one.expired(); }));
+    return output;
+  }
+};
+TORCH_MODULE(Watched);
+
+TEST(Pipeline, KeepsNoOutputsThatHaveArrived) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    Watched stage;
+    Pipeline pipeline(stage, squares,
+                      {.n_microbatches = kSamples, .schedule = PipelineSchedule::one_f_one_b});
+    const auto x = input_of(0).to(at::kFloat);
+    pipeline.step(x, target_of(x));
+    EXPECT_LE(stage->most, kSamples / 2);  // two, if messages were complete at once
   });
 }
 
