@@ -227,6 +227,26 @@ TEST_P(CudaDdp, SyncBatchNormSeesTheWholeBatch) {
   });
 }
 
+// More values than float16 can count.
+TEST_P(CudaDdp, SyncBatchNormCountsBeyondSixteenBits) {
+  expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
+    std::vector<torch::Tensor> parts;
+    for (int r = 0; r < size; ++r) {
+      torch::manual_seed(static_cast<std::uint64_t>(r));
+      parts.push_back((torch::randn({2, 3, 192, 192}) + r).to(at::kHalf));
+    }
+    torch::nn::BatchNorm2d expected(3);
+    const at::Tensor whole = expected(torch::cat(parts).to(at::kFloat));
+    SyncBatchNorm norm(3);
+    norm->to(device, at::kHalf);
+    const at::Tensor output = norm(parts[static_cast<std::size_t>(rank)].to(device));
+    test::expect_close(on_cpu({output.to(at::kFloat), norm->running_mean.to(at::kFloat),
+                               norm->running_var.to(at::kFloat)}),
+                       {whole.narrow(0, 2 * rank, 2), expected->running_mean, expected->running_var},
+                       1e-2);
+  });
+}
+
 TEST_P(CudaDdp, AStepThatThrowsIsForgottenByAll) {
   expect_cuda_ranks(GetParam().size, GetParam().backend, [](int rank, int size, at::Device device) {
     Net net = make_net(at::kDouble);

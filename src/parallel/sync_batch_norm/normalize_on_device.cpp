@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -118,10 +119,19 @@ at::Tensor normalize_on_device(const at::Tensor& given, const Parts& parts, doub
             .index_select(
                 0, at::tensor(found.ranks, at::kLong).to(input.device(), /*non_blocking=*/true));
     counts = at::tensor(found.values).to(mine.device(), mine.scalar_type(), /*non_blocking=*/true);
+    // The kernel counts in the type of the running statistics, and 16 bits hold too small numbers.
+    const auto widened = [&](const at::Tensor& statistic) {
+      return statistic.defined() ? std::optional(statistic.to(mine.scalar_type())) : std::nullopt;
+    };
+    const auto running_mean = widened(parts.running_mean);
+    const auto running_var = widened(parts.running_var);
     std::tie(mean, inverse) = at::batch_norm_gather_stats_with_counts(
-        input.detach(), all.narrow(1, 0, channels), all.narrow(1, channels, channels),
-        if_defined(parts.running_mean), if_defined(parts.running_var), momentum, eps,
-        counts.to((parts.running_mean.defined() ? parts.running_mean : input).scalar_type()));
+        mine, all.narrow(1, 0, channels), all.narrow(1, channels, channels), running_mean,
+        running_var, momentum, eps, counts);
+    if (running_mean && !running_mean->is_same(parts.running_mean)) {
+      parts.running_mean.copy_(*running_mean);
+      parts.running_var.copy_(*running_var);
+    }
   }
   return NormalizeOnDevice::apply(input, if_defined(parts.weight), if_defined(parts.bias), mean,
                                   inverse, counts.to(at::kInt), eps, group);
