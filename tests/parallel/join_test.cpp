@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <paceline/collectives.h>
+#include <paceline/comm_hooks.h>
 #include <paceline/ddp.h>
 #include <paceline/error.h>
 #include <paceline/sync_batch_norm.h>
@@ -331,6 +332,26 @@ TEST_P(JoinBackends, ModelTrainsNormallyAfterwards) {
     net->zero_grad();
     step(true);
     EXPECT_EQ(net->weight.grad().item<double>(), 1.5);
+  });
+}
+
+// By the number of all ranks: a hook knows of no others.
+TEST(Join, WithAHookDividesSparseGradientsLikeOthers) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    torch::nn::Sequential net(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)),
+                              torch::nn::Linear(torch::nn::LinearOptions(2, 1).bias(false)));
+    DistributedDataParallel model(net);
+    model.register_comm_hook(comm_hooks::all_reduce());
+    model.join(
+        [&] {
+          if (rank == 0) model(torch::zeros({1}, at::kLong)).sum().backward();
+        },
+        {.divide_by_initial_world_size = false});
+    if (rank != 0) return;
+    const at::Tensor& table = net->at<torch::nn::EmbeddingImpl>(0).weight;
+    const at::Tensor& last = net->at<torch::nn::LinearImpl>(1).weight;
+    const at::NoGradGuard no_grad;
+    expect_close({table.grad().to_dense()[0], last.grad()[0]}, {last[0] / 2, table[0] / 2}, 1e-6);
   });
 }
 

@@ -51,7 +51,8 @@ class HookBucketReducer final : public distributed::BucketReducer {
   bool is_reduced(std::size_t bucket) const override;
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return control_->share(); }
-  bool modifications_differ() const override { return control_->modifications_differ(); }
+  // A hook may give ranks different gradients, as post_local_sgd does: so their models may differ.
+  bool modifications_differ() const override { return false; }
   // The other ranks may be in a collective of their hooks without a counterpart here, so the step
   // cannot be aborted and all ranks throw.
   bool abort_step() override;

@@ -341,6 +341,7 @@ void DdpCore::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) 
         "the same bits on any number of ranks need the gradients of each logical rank");
   }
   reducer_->set_hook(std::move(hook));
+  has_hook_ = true;
 }
 
 void DdpCore::main_hook() {
@@ -361,7 +362,7 @@ void DdpCore::post_hook(int last) {
 }
 
 bool DdpCore::weighs_active() const {
-  return options_.average == Average::ranks && !join()->divide_by_initial_world_size;
+  return options_.average == Average::ranks && !has_hook_ && !join()->divide_by_initial_world_size;
 }
 
 void DdpCore::broadcast_all(int root) {

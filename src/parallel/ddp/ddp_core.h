@@ -38,6 +38,7 @@ class DdpCore final : public Joinable {
   // See Reducer.
   bool awaits_backward() const { return reducer_->awaits_backward(); }
   bool may_get_gradients() const { return reducer_->may_get_gradients(); }
+  bool runs_backward() const { return reducer_->runs_backward(); }
   // Synchronises the next backward although its forward ran under no_sync.
   void synchronise_backward() { reducer_->synchronise_backward(); }
 
@@ -100,6 +101,7 @@ class DdpCore final : public Joinable {
   std::uint64_t steps_ = 0;         // synchronised ones
   double samples_ = 0;              // that set_samples was given last
   bool buffers_may_differ_ = true;  // unless the last training forward was under no_sync
+  bool has_hook_ = false;
   std::optional<JoinOptions> outer_join_;
   int buffer_source_ = 0;   // by group rank; in join, as in PyTorch, the last that has not joined
   bool all_active_ = true;  // no rank has joined

@@ -56,6 +56,7 @@ void GradientHooks::renew() {
           "module first, then wrap it",
           name));
     }
+    if (!tensor.requires_grad()) continue;  // has no accumulator until it is unfrozen
     hook.accumulator->del_post_hook(hook.key);
     attach(i);
   }

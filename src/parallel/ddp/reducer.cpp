@@ -81,6 +81,10 @@ void Reducer::before_forward(bool synchronise, bool requires_backward, bool late
   if (requires_backward) recorder_.begin_forward(bucket_reducer().steps() + 1);
 }
 
+bool Reducer::runs_backward() const {
+  return in_backward_ && torch::autograd::get_current_graph_task_id() >= 0;
+}
+
 void Reducer::synchronise_backward() {
   if (!std::exchange(synchronise_, true)) summarizer_.count_forward(leaf_);
 }
@@ -116,9 +120,17 @@ void Reducer::watch_output(const at::Tensor& output) {
     const int backward = torch::autograd::get_current_graph_task_id();
     if (alive.expired() || !synchronise_ || backward_ == backward) return;
     if (!hooks_.are_in_this_backward()) return;
-    backward_ = backward;
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_backward(); });
+    finish_at_end_of(backward);
   });
+}
+
+// Which may outlive this.
+void Reducer::finish_at_end_of(int backward) {
+  backward_ = backward;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this, backward, alive = std::weak_ptr(alive_)] {
+        if (!alive.expired() && backward_ == backward) finish_backward();
+      });
 }
 
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
@@ -203,10 +215,7 @@ void Reducer::begin_backward() {
   ready_.assign(ready_.size(), false);
   // Unless watch_output has found where the outermost backward begins.
   if (!options_.static_graph || backward_ < 0) {
-    backward_ = torch::autograd::get_current_graph_task_id();
-    torch::autograd::Engine::get_default_engine().queue_callback([this, own = backward_] {
-      if (backward_ == own) finish_backward();
-    });
+    finish_at_end_of(torch::autograd::get_current_graph_task_id());
   }
   if (options_.static_graph && !graph().counting()) settle_never_used();
 }

@@ -66,6 +66,8 @@ class Reducer {
   bool awaits_backward() const { return awaits_backward_; }
   // The same for forwards that require none, or have not ended.
   bool may_get_gradients() const { return may_get_gradients_; }
+  // Whether this thread runs a backward that has begun to reduce gradients.
+  bool runs_backward() const;
   // Synchronises the next backward although before_forward said otherwise.
   void synchronise_backward();
   void after_forward() {
@@ -140,6 +142,7 @@ class Reducer {
   void mark_ready(std::size_t index);
   void fail_surplus(std::size_t index);
 
+  void finish_at_end_of(int backward);
   void finish_backward();
   Indices missing() const;
   void fail_missing(const Indices& missing);
