@@ -45,24 +45,33 @@ class Reducer {
   // `divide_by_initial_world_size`: in join, its option; else unset.
   void before_forward(bool training, bool synchronise, std::vector<at::Tensor> buffers,
                       std::optional<bool> divide_by_initial_world_size) {
-    core_->set_buffers(std::move(buffers));
+    core().set_buffers(std::move(buffers));
     set_join(divide_by_initial_world_size);
     core_->before_forward(training, synchronise);
   }
   void main_hook(std::vector<at::Tensor> buffers, bool divide_by_initial_world_size) {
-    core_->set_buffers(std::move(buffers));
+    core().set_buffers(std::move(buffers));
     set_join(divide_by_initial_world_size);
     core_->main_hook();
   }
   void post_hook(int last, std::vector<at::Tensor> buffers) {
-    core_->set_buffers(std::move(buffers));
+    core().set_buffers(std::move(buffers));
     core_->post_hook(last);
   }
 
-  detail::DdpCore& core() { return *core_; }
-  // Ends the reduction, also if something such as a compiled graph keeps this object. Call nothing
-  // but awaits_backward() afterwards.
-  void end() { core_.reset(); }
+  detail::DdpCore& core() {
+    if (core_) return *core_;
+    throw UsageError("another DistributedDataParallel has taken parameters of this one meanwhile");
+  }
+  // Ends the reduction, also if something such as a compiled graph keeps this object.
+  void end() {
+    if (core_ && core_->runs_backward()) {
+      throw UsageError(
+          "in the backward of a DistributedDataParallel, another one with some of its parameters "
+          "ran a forward, as if checkpointed as a whole: checkpoint inside of the wrapped module");
+    }
+    core_.reset();
+  }
   bool awaits_backward() const { return core_ && core_->awaits_backward(); }
 
  private:

@@ -84,6 +84,27 @@ def take_a_parameter_away() -> list[Any]:
     return errors
 
 
+def run_forwards_inside_of_steps() -> list[Any]:
+    """In the backward of another model with a common parameter, as if checkpointed; in the forward of one with another group."""
+    trunk = nn.Linear(9, 6)
+    a, b = (paceline.DistributedDataParallel(nn.Sequential(trunk, nn.Linear(6, size))) for size in (2, 3))
+
+    @torch.enable_grad()
+    def run_the_other(_: torch.Tensor) -> None:
+        b(inputs_of(0))
+
+    hook = trunk.weight.register_post_accumulate_grad_hook(run_the_other)
+    errors = [error_of(lambda: step(a))]
+    hook.remove()
+    step(a)
+    step(b)
+    inner = paceline.DistributedDataParallel(nn.Linear(9, 6), process_group=dist.new_group())
+    outer = paceline.DistributedDataParallel(nn.Sequential(inner))
+    errors.append(error_of(lambda: outer(inputs_of(0))))
+    step(inner)
+    return errors
+
+
 def do_different_steps() -> Any:
     model = paceline.DistributedDataParallel(large())
     if dist.get_rank() == 1:
@@ -235,6 +256,12 @@ class Errors(ranks.Case):
             for kind, text, _ in errors:
                 self.assertEqual(kind, "RuntimeError")
                 self.assertRegex(text, r"parameter 1\.(weight|bias) got a gradient that no model averages")
+
+    def test_a_forward_inside_of_another_models_step(self) -> None:
+        for (kind, text, _), (inner_kind, inner_text, _) in ranks.run(run_forwards_inside_of_steps, self.backend, 2):
+            self.assertEqual((kind, inner_kind), ("UsageError", "RuntimeError"))
+            self.assertIn("checkpoint inside of the wrapped module", text)
+            self.assertIn("over another process group: list them in _ddp_params_and_buffers_to_ignore", inner_text)
 
     def test_different_steps(self) -> None:
         for backend in ("paceline", "gloo"):

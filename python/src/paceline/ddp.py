@@ -87,7 +87,8 @@ class DistributedDataParallel(_TorchDDP):
     - Buffers are copied from rank 0 only before forwards in training mode with grad mode on.
     - A backward inside a backward, as in activation checkpointing with use_reentrant=True, needs `static_graph`.
     - If models share parameters, as when a module is wrapped again, the one that ran a forward last averages their gradients, and makes
-      its reduction anew for that, which is collective. Several may run forwards in training mode before one backward through all of them.
+      its reduction anew for that, which is collective. Several may run forwards in training mode before one backward through all of them,
+      and one may be inside of another, which then averages the gradients of both.
     - A backward with create_graph=True is refused.
 
     Raises ValueError for arguments that it does not support: devices other than the CPU, mixed_precision (use torch.autocast),
@@ -229,7 +230,8 @@ class DistributedDataParallel(_TorchDDP):
         """Ends the reductions of other models that have some of this one's parameters.
 
         If `shares`, leaves their parameters, which it returns by id, to models that have run a forward in training mode and wait for its
-        backward, as actor and critic do before a common one. All ranks do so alike: they have run the same training forwards.
+        backward, as actor and critic do before a common one, and to a model that runs this one in its forward. All ranks do so alike:
+        they have run the same training forwards.
         """
         own = {id(parameter) for parameter in self._module_parameters if parameter.requires_grad}
         self._other_cores = []
@@ -240,7 +242,7 @@ class DistributedDataParallel(_TorchDDP):
             common = own & other._owned
             if other is self or other._core is None or not common:
                 continue
-            if shares and other._core.awaits_backward() and other.process_group == self.process_group:
+            if shares and _is_in_step(other._core) and other.process_group == self.process_group:
                 self._other_cores.append(weakref.ref(other._core))
                 left |= common
             else:
@@ -249,9 +251,12 @@ class DistributedDataParallel(_TorchDDP):
 
     def _lose_core(self, taken: set[int]) -> None:
         """Ends the reduction, as another model takes some parameters. The rest must get no gradients before the next forward."""
+        if self is _TorchDDP._active_ddp_module:
+            raise RuntimeError("a forward of a paceline.DistributedDataParallel ran or made another one that averages the same parameters "
+                               "over another process group: list them in _ddp_params_and_buffers_to_ignore of the outer module")
         rest = self._owned - taken if self._core.may_get_gradients() else set()
         for name, parameter in self.module.named_parameters():
-            if id(parameter) in rest:
+            if id(parameter) in rest and parameter.requires_grad:
                 self._guards[id(parameter)] = parameter.register_post_accumulate_grad_hook(_refusal_of(name, self))
         self._end_core()
 
@@ -267,7 +272,7 @@ class DistributedDataParallel(_TorchDDP):
 
     def _find_core(self) -> "_C.Reducer | None":
         """The core, made if there is none; None if other models average all parameters."""
-        if self._other_cores and all(_awaits_backward(other()) for other in self._other_cores):
+        if self._other_cores and all(_is_in_step(other()) for other in self._other_cores):
             return self._core
         if self._other_cores:
             self._end_core()  # the others do not take part in this step
@@ -445,8 +450,10 @@ class DistributedDataParallel(_TorchDDP):
         return self._reduction().logging_data()
 
 
-def _awaits_backward(core: "_C.Reducer | None") -> bool:
-    return core is not None and core.awaits_backward()
+def _is_in_step(core: "_C.Reducer | None") -> bool:
+    """Whether the model with this core runs a forward, or awaits the backward of one."""
+    running = getattr(_TorchDDP._active_ddp_module, "_core", None)
+    return core is not None and (core is running or core.awaits_backward())
 
 
 def _refusal_of(name: str, model: DistributedDataParallel) -> Callable[[torch.Tensor], None]:
