@@ -273,8 +273,7 @@ void Coordinator::handle_leave(Node& node, int signal) {
 }
 
 bool Coordinator::awaits_end() const {
-  const auto ends = [](const auto& passed_on) { return asks_for_end(passed_on.first); };
-  return phase_ == Phase::running && (stopping_ || std::ranges::any_of(signals_, ends));
+  return phase_ == Phase::running && (stopping_ || signal_ != 0);
 }
 
 // A launcher that is suspended, or waits for a file system, would have all others wait for the end
@@ -314,7 +313,7 @@ void Coordinator::handle_result(Node& node, const Result& result) {
 // Passed on to all, the sender too: its processes may have started since. Each launcher counts it
 // once, from wherever it came first; it is passed on again when one of them gets it again.
 void Coordinator::handle_signal(Node& node, int signal) {
-  if (phase_ == Phase::over || (phase_ == Phase::gathering && !asks_for_end(signal))) return;
+  if (phase_ == Phase::over) return;
   if (signal_ == 0) {
     signal_ = signal;
     report_signal(node, signal);
@@ -329,7 +328,6 @@ void Coordinator::handle_signal(Node& node, int signal) {
 }
 
 void Coordinator::report_signal(const Node& node, int signal) {
-  if (!asks_for_end(signal)) return;
   const std::string number = node.member ? fmt::format("node {} ", *node.member) : "";
   send_to_all(Notice{fmt::format("paceline: {} came to {}({})\n", launch::signal_name(signal),
                                  number, node.join ? node.join->host : node.address)},

@@ -231,10 +231,6 @@ Verdict stopped_by(int signal) {
       .exit_code = result.exit_code(), .signal = signal, .report = launch::failure_report(result)};
 }
 
-bool asks_for_end(int signal) {
-  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
-}
-
 std::string encode(const Message& message) {
   json body = std::visit([](const auto& one) { return encode_body(one); }, message);
   body["type"] = kNames[message.index()];

@@ -92,8 +92,6 @@ struct Ping {};
 
 // Of a job, or of a launcher that leaves it.
 Verdict stopped_by(int signal);
-// Whether a signal asks for the end. Others, such as SIGUSR1, are for the program.
-bool asks_for_end(int signal);
 
 using Message = std::variant<Join, Welcome, Refuse, Start, Failed, Signal, Leave, Result, Verdict,
                              Notice, Ping>;

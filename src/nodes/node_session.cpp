@@ -162,16 +162,16 @@ std::optional<Start> NodeSession::await_start() {
 }
 
 Verdict NodeSession::await_verdict(const Result& result) {
+  if (left_by_ == 0 && connection_) connection_->send(encode(result));
+  own_signals_.clear();
+  while (!verdict_ && left_by_ == 0) {
+    if (!failure_.empty()) throw Error(failure_);
+    wait();
+  }
   if (left_by_ != 0) {
     const launch::JobResult own{.ranks = result.ranks, .signal = left_by_};
     if (own.preempted()) return {.exit_code = own.exit_code(), .signal = left_by_, .report = ""};
     return stopped_by(left_by_);
-  }
-  if (connection_) connection_->send(encode(result));
-  own_signals_.clear();
-  while (!verdict_) {
-    if (!failure_.empty()) throw Error(failure_);
-    wait();
   }
   if (!verdict_->restarts) leave();
   return *verdict_;
@@ -326,8 +326,8 @@ void NodeSession::handle(const Message& message) {
   }
 }
 
-// Signals that come while no processes run. Node 0 does not pass on the program's signals then. If
-// it does not react, a repeated signal ends this launcher.
+// Signals that come while no processes run. If node 0 does not react, a repeated signal ends this
+// launcher.
 void NodeSession::handle_signals() {
   while (const int signal = signals_ != nullptr ? signals_->next() : 0) {
     if (signal == SIGTSTP) {
@@ -337,7 +337,7 @@ void NodeSession::handle_signals() {
     if (is_joined()) report_signal(signal);
     const int most = coordinator_ ? 2 : 1;
     const bool is_shared = is_joined() && !may_leave(signal);
-    if (!asks_for_end(signal) || (is_shared && ++own_signals_[signal] <= most)) continue;
+    if (is_shared && ++own_signals_[signal] <= most) continue;
     verdict_ = stopped_by(signal);
     coordinator_.reset();
   }
@@ -352,9 +352,12 @@ void NodeSession::report_failure(const std::vector<int>& blamed_ranks) {
   if (connection_) connection_->send(encode(Failed{blamed_ranks}));
 }
 
-// The job goes on without a node that has no number of its own.
+// The job goes on without a node that has no number of its own. Other signals, such as SIGUSR1,
+// come from a scheduler, which means the whole job.
 bool NodeSession::may_leave(int signal) const {
-  return !coordinator_ && !options_.rules.numbered && asks_for_end(signal);
+  const bool is_for_one_node =
+      signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
+  return !coordinator_ && !options_.rules.numbered && is_for_one_node;
 }
 
 void NodeSession::report_signal(int signal) {

@@ -346,6 +346,22 @@ TEST_F(Nodes, APreemptedJobEndsWithItsCodeOnAllNodes) {
   for (auto* const one : {&first, &second}) EXPECT_EQ(one->wait(), 75) << one->err();
 }
 
+// As another node's launcher may pass the signal on before.
+TEST_F(Nodes, ASignalAfterTheEndOfItsProcessesLeavesANodesCode) {
+  const std::vector<std::string> flags{"--nnodes=2", "--rdzv-backend=c10d",
+                                       "--rdzv-endpoint=127.0.0.1:" + std::to_string(port_.port())};
+  auto first = run(1, "trap 'exit 75' TERM; echo waits; while :; do sleep 0.01; done", flags);
+  first.wait_for("waits for 2 nodes");
+  auto second = run(1, "echo worker=$$; exit 75", flags);
+  second.wait_for("worker=");
+  const int worker = pid_after(second.out(), "worker");
+  ASSERT_TRUE(eventually([&] { return test::is_gone(worker); }));
+  second.signal(SIGTERM);
+  EXPECT_EQ(second.wait(), 75) << second.err();
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 75) << first.err();
+}
+
 // A start that follows no failure has files of its own, too.
 TEST_F(Nodes, ANodeMayComeLateAlsoIfFilesAreKept) {
   const std::string logs = (temporary_.path() / "logs").string();
@@ -367,14 +383,16 @@ TEST_F(Nodes, ANodeMayComeLateAlsoIfFilesAreKept) {
 }
 
 TEST_F(Nodes, ASignalEndsTheWaitForOtherNodes) {
-  auto first = start(0, 2, "true");
-  first.wait_for("waits for 2 nodes");
-  first.signal(SIGTERM);
-  EXPECT_EQ(first.wait(), 128 + SIGTERM) << first.err();
-  auto second = start(1, 2, "true");
-  second.wait_for("looks for node 0");
-  second.signal(SIGTERM);
-  EXPECT_EQ(second.wait(), 128 + SIGTERM) << second.err();
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    auto first = start(0, 2, "true");
+    first.wait_for("waits for 2 nodes");
+    first.signal(signal);
+    EXPECT_EQ(first.wait(), 128 + signal) << first.err();
+    auto second = start(1, 2, "true");
+    second.wait_for("looks for node 0");
+    second.signal(signal);
+    EXPECT_EQ(second.wait(), 128 + signal) << second.err();
+  }
 }
 
 TEST_F(Nodes, OnlyNodesWithTheSecretTakePart) {
