@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -137,7 +138,13 @@ launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attemp
                                     error));
   };
   spec.warn = [&](const std::string& text) { err.write(fmt::format("paceline: {}\n", text)); };
-  launch::JobResult result = launch::run_job(spec);
+  launch::JobResult result;
+  try {
+    result = launch::run_job(spec);
+  } catch (...) {
+    console.finish();
+    throw;
+  }
   if (spec.other_nodes == nullptr) result.host = base::host_name();
   console.finish();
   try {
@@ -210,17 +217,29 @@ int run_command(const std::vector<std::string>& arguments) {
     return run_once(*options, logs, attempt++, out, err);
   };
   Outcome outcome{0, 0};
-  if (options->nodes) {
-    const auto verdict =
-        run_on_nodes(*options->nodes, spec, run, [&](const std::string& text) { err.write(text); });
-    outcome = {verdict.exit_code, verdict.signal};
-  } else {
-    outcome = run_here(spec, run, err);
+  std::exception_ptr error;  // comes after what the processes have written
+  try {
+    if (options->nodes) {
+      const auto print = [&](const std::string& text) { err.write(text); };
+      const auto verdict = run_on_nodes(*options->nodes, spec, run, print);
+      outcome = {verdict.exit_code, verdict.signal};
+    } else {
+      outcome = run_here(spec, run, err);
+    }
+  } catch (...) {
+    error = std::current_exception();
+    outcome = {1, 0};
   }
   if (outcome.signal == 0 && out.pending()) {
     if (const int signal = late_signal(*signals)) outcome = {128 + signal, signal};
   }
-  signals.reset();  // from here on they end this process
+  // From here on they end this process. If it is process 1, that is no signal's default action.
+  if (::getpid() == 1) {
+    for (const int signal : options->signals) {
+      ::signal(signal, [](int number) { ::_exit(128 + number); });
+    }
+  }
+  signals.reset();
   std::optional<std::chrono::seconds> timeout;
   if (outcome.exit_code != 0) timeout = kOutputTimeoutAfterFailure;
   if (outcome.signal != 0) timeout = kOutputTimeoutAfterSignal;
@@ -231,6 +250,7 @@ int run_command(const std::vector<std::string>& arguments) {
   }
   if (!out.loss().empty()) err.write(fmt::format("paceline: {}\n", out.loss()));
   err.finish(timeout);
+  if (error) std::rethrow_exception(error);
   return outcome.exit_code;
 }
 

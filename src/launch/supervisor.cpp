@@ -12,8 +12,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <filesystem>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "base/parse.h"
 #include "base/unique_fd.h"
 #include "launch/process_title.h"
 #include "launch/process_tree.h"
@@ -23,6 +28,20 @@ namespace {
 
 using base::UniqueFd;
 
+// An old kernel or a sandbox may refuse the call.
+void close_from_to(unsigned first, unsigned last) {
+  if (::close_range(first, last, 0) == 0) return;
+  std::vector<unsigned> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry("/proc/self/fd", error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (const auto fd = base::parse_number(entry->path().filename().string(), first, last)) {
+      found.push_back(*fd);
+    }
+  }
+  for (const unsigned fd : found) ::close(static_cast<int>(fd));
+}
+
 // Above all, this closes the other ends of the sockets and pipes: their hang-up reports a worker's
 // end.
 void close_all_but(std::vector<int> keep) {
@@ -31,10 +50,10 @@ void close_all_but(std::vector<int> keep) {
   for (const int fd : keep) {
     if (fd < 0) continue;
     const auto kept = static_cast<unsigned>(fd);
-    if (kept > first) ::close_range(first, kept - 1, 0);
+    if (kept > first) close_from_to(first, kept - 1);
     first = kept + 1;
   }
-  ::close_range(first, ~0U, 0);
+  close_from_to(first, ~0U);
 }
 
 class Supervisor {

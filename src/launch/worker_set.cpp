@@ -61,7 +61,9 @@ void WorkerSet::watch(std::size_t rank, pid_t pid) {
   pidfds_[rank] = base::open_pidfd(pid);
   epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
   // Without it the worker's end is noticed later, with less certainty about the order.
-  ::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_[rank].get(), &event);
+  if (::epoll_ctl(exits_.get(), EPOLL_CTL_ADD, pidfds_[rank].get(), &event) != 0) {
+    pidfds_[rank].reset();
+  }
 }
 
 void WorkerSet::unwatch(std::size_t rank) {

@@ -127,6 +127,28 @@ TEST_F(Logs, ASlowReaderGetsAllOfATeedStream) {
   }
 }
 
+TEST_F(Logs, AnErrorOfTheLauncherComesAfterTheOutput) {
+  auto [reader, writer] = base::make_pipe();
+  auto job = run(1,
+                 "awk '/PPid/ {print \"guard=\" $2}' /proc/$PPID/status >&2; "
+                 "echo supervisor=$PPID >&2; seq 1 12000; : > $TMPDIR/written; exec sleep 1000",
+                 {}, {}, {base::UniqueFd(), std::move(writer)});
+  job.wait_for("supervisor=");
+  ASSERT_TRUE(eventually([&] { return fs::exists(temporary_.path() / "written"); }));
+  const pid_t guard = pid_after(job.err(), "guard");
+  ::kill(pid_after(job.err(), "supervisor"), SIGKILL);
+  ASSERT_TRUE(eventually([&] { return test::is_gone(guard); }));
+  std::ptrdiff_t lines = 0;
+  std::string buffer(65536, '\0');
+  for (ssize_t size = 0; (size = ::read(reader.get(), buffer.data(), buffer.size())) > 0;) {
+    lines += std::count(buffer.begin(), buffer.begin() + size, '\n');
+  }
+  EXPECT_EQ(lines, 12000);
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
+  fs::remove(temporary_.path() / "written");
+}
+
 TEST_F(Logs, ADirectoryAloneKeepsTheErrorFiles) {
   auto job = run_logged(1,
                         "echo out; printf '{\"message\": \"broken disk\"}' > "

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <iterator>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/pipe.h"
 #include "launcher.h"
 #include "support/refuse_call.h"
 
@@ -189,12 +191,37 @@ TEST_F(Launcher, LeavesNoZombiesAsProcess1) {
   EXPECT_TRUE(eventually([&] { return children_of(launchers[0]) == before; }));
 }
 
-TEST_F(Launcher, WorksWithoutPidfds) {
+TEST_F(Launcher, EndsByASignalAsProcess1WhileNobodyReadsItsOutput) {
+  auto [reader, writer] = base::make_pipe();
+  ChildProcess job({"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PACELINE_COMMAND,
+                    "run", "sh", "-c", "seq 1 12000; echo ready >&2"},
+                   {}, {base::UniqueFd(), std::move(writer)});
+  try {
+    job.wait_for("ready");
+  } catch (const std::runtime_error& error) {
+    GTEST_SKIP() << "no PID namespaces: " << error.what();
+  }
+  const auto launchers = children_of(job.pid());
+  ASSERT_EQ(launchers.size(), 1U);
+  ASSERT_TRUE(eventually([&] { return children_of(launchers[0]).empty(); }));
+  ::kill(launchers[0], SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+// A kernel before 5.3 lacks both calls, and one before 5.9 the second.
+class LauncherWithout : public Launcher,
+                        public ::testing::WithParamInterface<std::vector<unsigned>> {};
+INSTANTIATE_TEST_SUITE_P(, LauncherWithout,
+                         ::testing::Values(std::vector<unsigned>{SYS_pidfd_open},
+                                           std::vector<unsigned>{SYS_close_range},
+                                           std::vector<unsigned>{SYS_pidfd_open, SYS_close_range}));
+
+TEST_P(LauncherWithout, EndsWhatItStarted) {
   std::unique_ptr<ChildProcess> failing;
   std::unique_ptr<ChildProcess> killed;
   bool refused = false;
   std::thread([&] {
-    refused = test::refuse_call(SYS_pidfd_open);
+    refused = std::ranges::all_of(GetParam(), test::refuse_call);
     failing.reset(new ChildProcess(run(3, "test $RANK = 1 && exit 7; exec sleep 1000")));
     killed.reset(new ChildProcess(run(2, std::string(kFamily) + "wait")));
   }).join();
