@@ -336,6 +336,9 @@ void NodeLinks::ask_whether_all_run(Clock::time_point now) {
 
 void NodeLinks::ask(std::size_t node, const Topic& topic, Clock::time_point now) {
   if (!is_reachable(nodes_[node])) return;
+  // It has unread questions. More would fill its buffer after minutes, and TCP would take that for
+  // the loss of its machine.
+  if (is_silent(nodes_[node], kAnswerLimit)) return;
   if (!nodes_[node].asked) nodes_[node].asked = now;
   send(node, encode(Question{topic}));
 }

@@ -33,6 +33,7 @@ class NodeLinksOfTwo : public ::testing::Test {
       links_.push_back(std::make_unique<NodeLinks>(regions_[node], NodeMap(std::vector{0, 1}, rank),
                                                    global, std::move(connections[node]),
                                                    [this](const Topic&) {
+                                                     ++questions_;
                                                      if (stops_) go_on_.wait();
                                                      return shm::RankSet();
                                                    }));
@@ -43,6 +44,7 @@ class NodeLinksOfTwo : public ::testing::Test {
   // The next thread that is asked does not answer before this.
   std::latch go_on_{1};
   std::atomic<bool> stops_ = false;
+  std::atomic<int> questions_ = 0;
   std::vector<std::unique_ptr<NodeLinks>> links_;
 };
 
@@ -54,6 +56,22 @@ TEST_F(NodeLinksOfTwo, TellALeaderThatDoesNotAnswerUntilItDoes) {
   EXPECT_EQ(links_[0]->silent_leaders(), shm::RankSet{global_rank_of(1)});
   go_on_.count_down();
   while (!links_[0]->silent_leaders().empty()) std::this_thread::yield();
+}
+
+// Its buffer would be full after minutes.
+TEST_F(NodeLinksOfTwo, DoNotGoOnAskingALeaderThatDoesNotAnswer) {
+  stops_ = true;
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(4)) {
+    links_[0]->silent_leaders();
+    std::this_thread::yield();
+  }
+  go_on_.count_down();
+  // These messages follow the questions.
+  std::latch complete(2);
+  for (auto& links : links_) links->gather({0, 1}, "", [&] { complete.count_down(); });
+  complete.wait();
+  EXPECT_LE(questions_, 4);  // in the first second
 }
 
 TEST_F(NodeLinksOfTwo, ShowWhomRanksOfOtherNodesWaitFor) {
