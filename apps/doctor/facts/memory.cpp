@@ -41,15 +41,21 @@ std::uint64_t droppable(const fs::path& group) {
   return 0;
 }
 
-// Versions 2 and 1 of control groups have other names. Without a limit, version 1 has a huge one.
+// Keeps the group that has the least left. Versions 2 and 1 of control groups have other names.
+// Without a limit, version 1 has a huge one.
 void read_group(const fs::path& group, MemoryFacts& facts) {
   auto limit = read_number(group / "memory.max");
   auto used = read_number(group / "memory.current");
   if (!limit) limit = read_number(group / "memory.limit_in_bytes");
   if (!used) used = read_number(group / "memory.usage_in_bytes");
-  if (!limit || *limit >= facts.limit.value_or(facts.total)) return;
+  if (!limit || *limit >= facts.total) return;
+  const auto kept = used.value_or(0) - std::min(used.value_or(0), droppable(group));
+  const auto left_of = [](std::uint64_t all, std::uint64_t taken) {
+    return all - std::min(all, taken);
+  };
+  if (facts.limit && left_of(*limit, kept) >= left_of(*facts.limit, facts.used_of_limit)) return;
   facts.limit = limit;
-  facts.used_of_limit = used.value_or(0) - std::min(used.value_or(0), droppable(group));
+  facts.used_of_limit = kept;
 }
 
 }  // namespace

@@ -22,7 +22,6 @@ constexpr int kRanks = 2;
 class Alarm {
  public:
   explicit Alarm(std::chrono::seconds deadline) {
-    ::signal(SIGALRM, SIG_DFL);  // a parent may have left it ignored
     ::alarm(static_cast<unsigned>(deadline.count()));
   }
   Alarm(const Alarm&) = delete;
@@ -98,6 +97,7 @@ SelfTest run_self_test(const std::string& backend, const std::vector<std::string
     if (rank == 0 && stream == launch::Stream::out) output += bytes;
   };
   try {
+    ::signal(SIGALRM, SIG_DFL);  // ignored ones, as a parent may have left it, are not passed on
     constexpr int kSignals[] = {SIGALRM, SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     launch::SignalForwarding signals(kSignals);
     const Alarm alarm(deadline);

@@ -60,6 +60,9 @@ TEST_F(ReadMemory, TakesTheTightestLimitOnThePath) {
   write("cg/memory.max", "1048576\n");
   EXPECT_EQ(read().limit, kMebibyte);
   EXPECT_EQ(read().used_of_limit, 0u);
+  // Other groups in it may have used up a larger limit.
+  write("cg/a/memory.current", "4194304\n");
+  EXPECT_EQ(read().limit, 3 * kMebibyte);
 }
 
 TEST_F(ReadMemory, ReadsVersionOneWhoseLimitMayBeMeaningless) {
