@@ -55,10 +55,10 @@ Cgroup cpu_cgroup(pid_t process) {
 
 std::vector<int> affinity(pid_t process) {
   std::vector<int> cores;
-  cpu_set_t set;
-  if (::sched_getaffinity(process, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  CpuSet set{};
+  if (::sched_getaffinity(process, sizeof(set), set.data()) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE * static_cast<int>(set.size()); ++core) {
+    if (CPU_ISSET_S(core, sizeof(set), set.data())) cores.push_back(core);
   }
   return cores;
 }

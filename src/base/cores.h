@@ -1,13 +1,18 @@
 #pragma once
 
+#include <sched.h>
 #include <sys/types.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <vector>
 
 namespace paceline::base {
+
+// For 8192 CPUs, as many as Linux supports; a cpu_set_t has 1024.
+using CpuSet = std::array<cpu_set_t, 8>;
 
 // `process`: 0 is this one, or for an affinity mask the calling thread.
 

@@ -12,6 +12,7 @@
 
 #include <cerrno>
 
+#include "base/cores.h"
 #include "base/process_stat.h"
 #include "base/unique_fd.h"
 
@@ -46,10 +47,9 @@ bool arrange_descriptors(const Worker& worker) {
 // Where a sandbox refuses it, the worker is merely slower.
 void set_affinity(const std::vector<int>& cpus) {
   if (cpus.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(cpu, &set);
-  ::sched_setaffinity(0, sizeof(set), &set);
+  base::CpuSet set{};
+  for (const int cpu : cpus) CPU_SET_S(cpu, sizeof(set), set.data());
+  ::sched_setaffinity(0, sizeof(set), set.data());
 }
 
 // A handler would run here, in a copy of the parent, between unblocking its signal and exec.
