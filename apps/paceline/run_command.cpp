@@ -233,7 +233,7 @@ int run_command(const std::vector<std::string>& arguments) {
   if (outcome.signal == 0 && out.pending()) {
     if (const int signal = late_signal(*signals)) outcome = {128 + signal, signal};
   }
-  // From here on they end this process. If it is process 1, that is no signal's default action.
+  // From here on they end this process. The kernel ignores those of process 1 that have no handler.
   if (::getpid() == 1) {
     for (const int signal : options->signals) {
       ::signal(signal, [](int number) { ::_exit(128 + number); });
