@@ -240,10 +240,12 @@ TEST_P(CudaDdp, SyncBatchNormCountsBeyondSixteenBits) {
     SyncBatchNorm norm(3);
     norm->to(device, at::kHalf);
     const at::Tensor output = norm(parts[static_cast<std::size_t>(rank)].to(device));
-    test::expect_close(on_cpu({output.to(at::kFloat), norm->running_mean.to(at::kFloat),
-                               norm->running_var.to(at::kFloat)}),
-                       {whole.narrow(0, 2 * rank, 2), expected->running_mean, expected->running_var},
-                       1e-2);
+    std::vector<torch::Tensor> found;
+    for (const auto& one : {output, norm->running_mean, norm->running_var}) {
+      found.push_back(one.to(at::kCPU, at::kFloat));
+    }
+    test::expect_close(
+        found, {whole.narrow(0, 2 * rank, 2), expected->running_mean, expected->running_var}, 1e-2);
   });
 }
 
