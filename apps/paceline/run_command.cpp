@@ -101,14 +101,17 @@ class FilteredLogs {
   std::array<std::optional<launch::FilteredLog>, 2> logs_;
 };
 
+// What the parent left ignored stays so.
+void handle(int signal, void (*handler)(int)) {
+  struct sigaction action {};
+  ::sigaction(signal, nullptr, &action);
+  if (action.sa_handler != SIG_IGN) ::signal(signal, handler);
+}
+
 // A write that fails must not end the launcher. Handlers rather than SIG_IGN: the program of a
 // worker gets the default action, unless this process was started with SIG_IGN.
 void survive_failed_writes() {
-  for (const int signal : {SIGPIPE, SIGXFSZ}) {
-    struct sigaction action {};
-    ::sigaction(signal, nullptr, &action);
-    if (action.sa_handler != SIG_IGN) ::signal(signal, [](int) {});
-  }
+  for (const int signal : {SIGPIPE, SIGXFSZ}) handle(signal, [](int) {});
 }
 
 // Starts all processes once. `logs`: the directory of the run; empty: none is kept. `attempt`
@@ -236,7 +239,7 @@ int run_command(const std::vector<std::string>& arguments) {
   // From here on they end this process. The kernel ignores those of process 1 that have no handler.
   if (::getpid() == 1) {
     for (const int signal : options->signals) {
-      ::signal(signal, [](int number) { ::_exit(128 + number); });
+      handle(signal, [](int number) { ::_exit(128 + number); });
     }
   }
   signals.reset();

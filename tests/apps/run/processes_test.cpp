@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -173,6 +174,15 @@ std::vector<pid_t> children_of(pid_t pid) {
   return {std::istream_iterator<pid_t>(file), {}};
 }
 
+bool handles(pid_t pid, int signal) {
+  std::ifstream file(fmt::format("/proc/{}/status", pid));
+  for (std::string word; file >> word;) {
+    std::uint64_t mask = 0;
+    if (word == "SigCgt:" && file >> std::hex >> mask) return (mask >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
+
 // As `docker exec` starts processes beside the job, whose orphans process 1 adopts.
 TEST_F(Launcher, LeavesNoZombiesAsProcess1) {
   ChildProcess job({"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PACELINE_COMMAND,
@@ -191,10 +201,12 @@ TEST_F(Launcher, LeavesNoZombiesAsProcess1) {
   EXPECT_TRUE(eventually([&] { return children_of(launchers[0]) == before; }));
 }
 
+// SIGTERM, but not SIGINT, which its parent left ignored.
 TEST_F(Launcher, EndsByASignalAsProcess1WhileNobodyReadsItsOutput) {
   auto [reader, writer] = base::make_pipe();
-  ChildProcess job({"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PACELINE_COMMAND,
-                    "run", "sh", "-c", "seq 1 12000; echo ready >&2"},
+  ChildProcess job({"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c",
+                    std::string("trap '' INT; exec ") + PACELINE_COMMAND +
+                        " run sh -c 'seq 1 12000; echo ready >&2'"},
                    {}, {base::UniqueFd(), std::move(writer)});
   try {
     job.wait_for("ready");
@@ -203,7 +215,8 @@ TEST_F(Launcher, EndsByASignalAsProcess1WhileNobodyReadsItsOutput) {
   }
   const auto launchers = children_of(job.pid());
   ASSERT_EQ(launchers.size(), 1U);
-  ASSERT_TRUE(eventually([&] { return children_of(launchers[0]).empty(); }));
+  ASSERT_TRUE(eventually([&] { return handles(launchers[0], SIGTERM); }));
+  EXPECT_FALSE(handles(launchers[0], SIGINT));
   ::kill(launchers[0], SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
