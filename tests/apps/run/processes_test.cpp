@@ -183,22 +183,27 @@ bool handles(pid_t pid, int signal) {
   return false;
 }
 
+// Once the program is ready; 0 if there are no PID namespaces here.
+pid_t process_1_of(ChildProcess& job) {
+  try {
+    job.wait_for("ready");
+  } catch (const std::runtime_error&) {
+    return 0;
+  }
+  return children_of(job.pid()).at(0);
+}
+
 // As `docker exec` starts processes beside the job, whose orphans process 1 adopts.
 TEST_F(Launcher, LeavesNoZombiesAsProcess1) {
   ChildProcess job({"unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PACELINE_COMMAND,
                     "run", "sh", "-c", "echo ready; exec sleep 1000"});
-  try {
-    job.wait_for("ready");
-  } catch (const std::runtime_error& error) {
-    GTEST_SKIP() << "no PID namespaces: " << error.what();
-  }
-  const auto launchers = children_of(job.pid());
-  ASSERT_EQ(launchers.size(), 1U);
-  const auto before = children_of(launchers[0]);
-  ChildProcess beside({"nsenter", "--target", std::to_string(launchers[0]), "--pid", "--mount",
-                       "sh", "-c", "sleep 0.1 > /dev/null 2>&1 & exit 0"});
+  const pid_t launcher = process_1_of(job);
+  if (launcher == 0) GTEST_SKIP() << "no PID namespaces: " << job.err();
+  const auto before = children_of(launcher);
+  ChildProcess beside({"nsenter", "--target", std::to_string(launcher), "--pid", "--mount", "sh",
+                       "-c", "sleep 0.1 > /dev/null 2>&1 & exit 0"});
   EXPECT_EQ(beside.wait(), 0) << beside.err();
-  EXPECT_TRUE(eventually([&] { return children_of(launchers[0]) == before; }));
+  EXPECT_TRUE(eventually([&] { return children_of(launcher) == before; }));
 }
 
 // SIGTERM, but not SIGINT, which its parent left ignored.
@@ -208,16 +213,11 @@ TEST_F(Launcher, EndsByASignalAsProcess1WhileNobodyReadsItsOutput) {
                     std::string("trap '' INT; exec ") + PACELINE_COMMAND +
                         " run sh -c 'seq 1 12000; echo ready >&2'"},
                    {}, {base::UniqueFd(), std::move(writer)});
-  try {
-    job.wait_for("ready");
-  } catch (const std::runtime_error& error) {
-    GTEST_SKIP() << "no PID namespaces: " << error.what();
-  }
-  const auto launchers = children_of(job.pid());
-  ASSERT_EQ(launchers.size(), 1U);
-  ASSERT_TRUE(eventually([&] { return handles(launchers[0], SIGTERM); }));
-  EXPECT_FALSE(handles(launchers[0], SIGINT));
-  ::kill(launchers[0], SIGTERM);
+  const pid_t launcher = process_1_of(job);
+  if (launcher == 0) GTEST_SKIP() << "no PID namespaces: " << job.err();
+  ASSERT_TRUE(eventually([&] { return handles(launcher, SIGTERM); }));
+  EXPECT_FALSE(handles(launcher, SIGINT));
+  ::kill(launcher, SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
