@@ -27,8 +27,9 @@ using GradBucket = c10d::GradBucket;
 
 /// Communicates a bucket in place of DistributedDataParallel; see register_comm_hook. It starts the
 /// communication and returns a future of the bucket's new contents: a tensor of the bucket's size,
-/// either the bucket itself or another. The hook must average. Every rank calls it for the same
-/// buckets in the same order, on the thread of the backward. Keep state in the function object.
+/// either the bucket itself or another. The hook must average: all ranks return the same contents.
+/// Every rank calls it for the same buckets in the same order, on the thread of the backward. Keep
+/// state in the function object.
 ///
 /// Complete every future, also if the hook fails. If a future is not complete within the group's
 /// timeout, the step throws Timeout that names this rank. The time counts from the end of the last

@@ -135,9 +135,10 @@ void HookBucketReducer::run_hooks() {
     if (bucket.skipped) continue;
     guarded(next_, [&] {
       Input input = make_input_(next_);
-      const RunningHook running(group_, input.parameters, [this](std::function<void()> body) {
-        after_last_.emplace_back(next_, std::move(body));
-      });
+      const RunningHook running(
+          group_, input.parameters,
+          [this](std::function<void()> body) { after_last_.emplace_back(next_, std::move(body)); },
+          models_may_differ_);
       bucket.result = hook_->runHook(input.bucket);
       if (!bucket.result) throw Error("it returned a null future");
     });

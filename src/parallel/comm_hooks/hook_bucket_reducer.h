@@ -51,8 +51,9 @@ class HookBucketReducer final : public distributed::BucketReducer {
   bool is_reduced(std::size_t bucket) const override;
   const std::vector<Wait>& waits() const override { return waits_; }
   double share() const override { return control_->share(); }
-  // A hook may give ranks different gradients, as post_local_sgd does: so their models may differ.
-  bool modifications_differ() const override { return false; }
+  bool modifications_differ() const override {
+    return !models_may_differ_ && control_->modifications_differ();
+  }
   // The other ranks may be in a collective of their hooks without a counterpart here, so the step
   // cannot be aborted and all ranks throw.
   bool abort_step() override;
@@ -84,6 +85,7 @@ class HookBucketReducer final : public distributed::BucketReducer {
   MakeInput make_input_;
   std::chrono::milliseconds timeout_;
   bool one_at_a_time_;
+  bool models_may_differ_ = false;
   c10::intrusive_ptr<distributed::ExtendedBackend> backend_;  // of `control`; null over others
   std::vector<int> all_ranks_;                                // of the group
   std::vector<at::Tensor> tensors_;

@@ -89,6 +89,7 @@ CommHook post_local_sgd(const PostLocalSgdState& state) {
       });
     }
     if (impl->iter < options.start_local_sgd_iter) return all_reduce(options.process_group)(bucket);
+    RunningHook::require("post_local_sgd").let_models_differ();
     if (options.post_local_gradient_all_reduce) return all_reduce(options.subgroup)(bucket);
     auto unchanged = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
     unchanged->markCompleted(bucket.getBuffer());

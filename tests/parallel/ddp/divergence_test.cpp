@@ -139,19 +139,20 @@ TEST_P(DivergenceWorldsUpTo5, NamesARankWithAForwardWithoutBackward) {
       AllOf(HasSubstr("step 3"), HasSubstr(": 3; rank 1: 4"), HasSubstr("closure")));
 }
 
+bool load_on_rank_0(Model& model, int rank, int step) {
+  if (rank == 0 && step == 4) {
+    std::stringstream file;
+    torch::save(make_net(at::kDouble, 9), file);
+    std::shared_ptr<torch::nn::Module> module = model.module();
+    torch::load(module, file);
+  }
+  return true;
+}
+
 // Both ways in which a program may have it.
 TEST_P(DivergenceWorldsUpTo5, NamesAModelLoadedOnOneRank) {
-  expect_error(
-      GetParam(), {},
-      [](Model& model, int rank, int step) {
-        if (rank != 0 || step != 4) return true;
-        std::stringstream file;
-        torch::save(make_net(at::kDouble, 9), file);
-        std::shared_ptr<torch::nn::Module> module = model.module();
-        torch::load(module, file);
-        return true;
-      },
-      AllOf(HasSubstr("step 5"), HasSubstr("first.weight on rank"), HasSubstr("load")));
+  expect_error(GetParam(), {}, load_on_rank_0,
+               AllOf(HasSubstr("step 5"), HasSubstr("first.weight on rank"), HasSubstr("load")));
   expect_error(
       GetParam(), {},
       [](Model& model, int rank, int step) {
@@ -161,6 +162,17 @@ TEST_P(DivergenceWorldsUpTo5, NamesAModelLoadedOnOneRank) {
         return true;
       },
       AllOf(HasSubstr("step 5"), HasSubstr("second.bias on rank 1 differs")));
+}
+
+TEST_P(DivergenceWorldsUpTo5, NamesAModelLoadedOnOneRankWithAHook) {
+  expect_error(
+      GetParam(),
+      [&](int rank, int) {
+        Model model(make_net(at::kDouble));
+        model.register_comm_hook(comm_hooks::fp16_compress());
+        train(model, rank, load_on_rank_0);
+      },
+      AllOf(HasSubstr("step 5"), HasSubstr("first.weight on rank")));
 }
 
 // As from files of different age on the ranks' machines.
