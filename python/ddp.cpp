@@ -15,6 +15,7 @@
 
 #include "errors.h"
 #include "parallel/comm_hooks/hook_bucket_reducer.h"
+#include "parallel/comm_hooks/running_hook.h"
 #include "parallel/ddp/ddp_core.h"
 
 namespace py = pybind11;
@@ -61,7 +62,9 @@ class Reducer {
 
   detail::DdpCore& core() {
     if (core_) return *core_;
-    throw UsageError("another DistributedDataParallel has taken parameters of this one meanwhile");
+    throw UsageError(
+        "another DistributedDataParallel has taken parameters of this one since its last forward: "
+        "run a forward of this one again");
   }
   // Ends the reduction, also if something such as a compiled graph keeps this object.
   void end() {
@@ -98,7 +101,16 @@ class Reducer {
 // Hooks of PyTorch, such as PowerSGD's, make calls in the callbacks of their futures.
 class CommHook final : public c10d::PythonCommHook, public comm_hooks::OneBucketAtATime {
  public:
-  using PythonCommHook::PythonCommHook;
+  CommHook(py::object state, py::object hook, bool models_may_differ)
+      : PythonCommHook(std::move(state), std::move(hook)), models_may_differ_(models_may_differ) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    if (models_may_differ_) comm_hooks::RunningHook::require("Python").let_models_differ();
+    return PythonCommHook::runHook(bucket);
+  }
+
+ private:
+  bool models_may_differ_;
 };
 
 std::unique_ptr<Reducer> make_reducer(const Reducer::Parameters& parameters,
@@ -162,12 +174,13 @@ void bind_ddp(py::module_& module) {
           [](Reducer& self, bool differ) { self.core().set_buffers_may_differ(differ); })
       .def(
           "register_comm_hook",
-          [](Reducer& self, py::object state, py::object hook) {
-            auto made = std::make_shared<CommHook>(std::move(state), std::move(hook));
+          [](Reducer& self, py::object state, py::object hook, bool models_may_differ) {
+            auto made =
+                std::make_shared<CommHook>(std::move(state), std::move(hook), models_may_differ);
             const py::gil_scoped_release release;
             self.core().register_comm_hook(std::move(made));
           },
-          py::arg("state"), py::arg("hook"))
+          py::arg("state"), py::arg("hook"), py::arg("models_may_differ"))
       .def("main_hook", &Reducer::main_hook, py::arg("buffers"),
            py::arg("divide_by_initial_world_size"), Release())
       .def("post_hook", &Reducer::post_hook, py::arg("last"), py::arg("buffers"), Release())

@@ -25,6 +25,7 @@ import test_messages
 import test_paceline_ddp
 import test_paceline_ddp_errors
 import test_paceline_ddp_hooks
+import test_paceline_ddp_sharing
 import test_sharding
 
 ON_MACHINES = Path(__file__).resolve().parent.parent.parent / "build/release/bin/on_machines"
@@ -196,6 +197,10 @@ class Ddp(test_ddp.Training):
 
 
 class PacelineDdp(test_paceline_ddp.Training):
+    backend = ranks.TWO_NODES
+
+
+class PacelineDdpSharing(test_paceline_ddp_sharing.Sharing):
     backend = ranks.TWO_NODES
 
 

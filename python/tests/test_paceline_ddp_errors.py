@@ -261,7 +261,7 @@ class Errors(ranks.Case):
         for (kind, text, _), (inner_kind, inner_text, _) in ranks.run(run_forwards_inside_of_steps, self.backend, 2):
             self.assertEqual((kind, inner_kind), ("UsageError", "RuntimeError"))
             self.assertIn("checkpoint inside of the wrapped module", text)
-            self.assertIn("over another process group: list them in _ddp_params_and_buffers_to_ignore", inner_text)
+            self.assertIn("over another process group: make the inner one before", inner_text)
 
     def test_different_steps(self) -> None:
         for backend in ("paceline", "gloo"):

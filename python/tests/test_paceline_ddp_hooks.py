@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import paceline
@@ -65,11 +66,33 @@ def train_with_zero_in_the_backward(wrapper: type, hook_with_zero: Any) -> list[
     return parameters_of(model)
 
 
+def train_with_post_local_sgd() -> list[torch.Tensor]:
+    """Rank 0 also evaluates with other weights, as with averaged ones."""
+    model = wrap(small())
+    state = post_localSGD_hook.PostLocalSGDState(None, None, start_localSGD_iter=2, post_local_gradient_allreduce=False)
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=3, warmup_steps=2)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    for seed in range(7):
+        sgd.zero_grad()
+        step(model, seed)
+        sgd.step()
+        averager.average_parameters(model.parameters())
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(parameter.clone())
+    return parameters_of(model)
+
+
 class Hooks(ranks.Case):
     def test_hooks(self) -> None:
         self.equals_gloo(train_with_a_chain, sizes=(1, 2, 3), delta=1e-6)
         self.equals_gloo(train_with_power_sgd, sizes=(2,), delta=1e-4)
         self.equals_gloo(train_with_a_builtin_hook, sizes=(2,), delta=1e-3)
+
+    def test_ranks_may_differ_with_local_sgd(self) -> None:
+        self.equals_gloo(train_with_post_local_sgd, sizes=(2,), delta=1e-5)
 
     def test_hooks_with_calls_in_callbacks(self) -> None:
         expected = ranks.run(train_large, "gloo", 2, {"steps": 20})

@@ -39,10 +39,14 @@ def freeze_and_wrap_again() -> list[torch.Tensor]:
 
 
 def nest(way: str) -> list[torch.Tensor]:
-    """Gradients of a model whose module has a wrapped part."""
+    """Gradients of a model whose module has a wrapped part; if `way` is "three", this part has another one, and parameters of its own."""
     torch.manual_seed(0)
-    inner = wrap(nn.Sequential(nn.Linear(9, 6), nn.BatchNorm1d(6)))
-    outer = wrap(nn.Sequential(inner, nn.Tanh(), nn.Linear(6, 2)), static_graph=way == "static")
+    first = nn.Linear(9, 6)
+    inner = wrap(nn.Sequential(wrap(first) if way == "three" else first, nn.BatchNorm1d(6)))
+    module = nn.Sequential(inner, nn.Tanh(), nn.Linear(6, 2))
+    if way == "three":
+        module._ddp_params_and_buffers_to_ignore = ["0.module.1.weight", "0.module.1.bias"]
+    outer = wrap(module, static_graph=way == "static")
     tensors = []
     for seed in range(3):
         outer.zero_grad()
@@ -177,7 +181,7 @@ class Sharing(ranks.Case):
         self.equals_gloo(freeze_and_wrap_again, sizes=(2,), delta=1e-6)
 
     def test_a_model_inside_of_another_one(self) -> None:
-        for way in ("", "local", "evaluated", "alone", "both", "static"):
+        for way in ("", "local", "evaluated", "alone", "both", "static", "three"):
             with self.subTest(way=way):
                 self.equals_gloo(nest, way, sizes=(2,), delta=1e-6)
 

@@ -34,6 +34,12 @@ _REFUSED = {
 _models: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
+def _may_leave_models_different(hook_state: object) -> bool:
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+
+    return isinstance(hook_state, PostLocalSGDState)
+
+
 class _Reducer:
     """What libraries call on `model.reducer` of PyTorch's class."""
 
@@ -176,6 +182,7 @@ class DistributedDataParallel(_TorchDDP):
         self._use_python_reducer = self._delay_all_reduce_all_params = self._require_manual_backward_finalization = False
         self._lazy_init_ran = False
         self._forwards = 0
+        self._in_forward = False
         self._divide_by_initial_world_size = True
         self._assign_modules_buffers()
 
@@ -224,7 +231,7 @@ class DistributedDataParallel(_TorchDDP):
             skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
         )
         for hook, state in self._comm_hooks:
-            self._core.register_comm_hook(state, hook)
+            self._core.register_comm_hook(state, hook, _may_leave_models_different(state))
 
     def _take_parameters(self, shares: bool) -> set[int]:
         """Ends the reductions of other models that have some of this one's parameters.
@@ -251,9 +258,10 @@ class DistributedDataParallel(_TorchDDP):
 
     def _lose_core(self, taken: set[int]) -> None:
         """Ends the reduction, as another model takes some parameters. The rest must get no gradients before the next forward."""
-        if self is _TorchDDP._active_ddp_module:
-            raise RuntimeError("a forward of a paceline.DistributedDataParallel ran or made another one that averages the same parameters "
-                               "over another process group: list them in _ddp_params_and_buffers_to_ignore of the outer module")
+        if self._in_forward:
+            raise RuntimeError("a forward of a paceline.DistributedDataParallel made another one with some of its parameters, or ran one "
+                               "that averages them over another process group: make the inner one before, over the same group, or list "
+                               "the parameters in _ddp_params_and_buffers_to_ignore of the outer module")
         rest = self._owned - taken if self._core.may_get_gradients() else set()
         for name, parameter in self.module.named_parameters():
             if id(parameter) in rest and parameter.requires_grad:
@@ -307,10 +315,13 @@ class DistributedDataParallel(_TorchDDP):
             return module(*inputs, **kwargs)
         # By this, torch.compile splits the module's graph at its buckets.
         outer, _TorchDDP._active_ddp_module = _TorchDDP._active_ddp_module, self
+        own = self.__dict__  # Module.__setattr__ would take longer
+        outermost, own["_in_forward"] = not self._in_forward, True
         try:
             output = module(*inputs, **kwargs)
         finally:
             _TorchDDP._active_ddp_module = outer
+            own["_in_forward"] = not outermost
         core.after_forward()
         if self.static_graph:
             for tensor in _find_tensors(output):
@@ -336,7 +347,7 @@ class DistributedDataParallel(_TorchDDP):
         return core
 
     def _check_module(self) -> None:
-        # Rarely, as it walks through the module. Module.__setattr__ would take longer.
+        # Rarely, as it walks through the module.
         forwards = self.__dict__["_forwards"] = self._forwards + 1
         if forwards & (forwards - 1):
             return
@@ -372,7 +383,7 @@ class DistributedDataParallel(_TorchDDP):
         """
         if not callable(hook):
             raise TypeError(f"the communication hook must be callable with a state and a bucket, not {hook!r}")
-        self._reduction().register_comm_hook(state, hook)
+        self._reduction().register_comm_hook(state, hook, _may_leave_models_different(state))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
@@ -452,8 +463,7 @@ class DistributedDataParallel(_TorchDDP):
 
 def _is_in_step(core: "_C.Reducer | None") -> bool:
     """Whether the model with this core runs a forward, or awaits the backward of one."""
-    running = getattr(_TorchDDP._active_ddp_module, "_core", None)
-    return core is not None and (core is running or core.awaits_backward())
+    return core is not None and (core.awaits_backward() or any(model._in_forward and model._core is core for model in _models))
 
 
 def _refusal_of(name: str, model: DistributedDataParallel) -> Callable[[torch.Tensor], None]:
