@@ -141,21 +141,25 @@ launch::JobResult run_once(RunOptions& options, const fs::path& logs, int attemp
                                     error));
   };
   spec.warn = [&](const std::string& text) { err.write(fmt::format("paceline: {}\n", text)); };
+  const auto finish_output = [&] {
+    console.finish();
+    try {
+      filtered.finish();
+      if (!logs.empty()) launch::check_writable(logs);
+    } catch (const Error& error) {
+      err.write(
+          fmt::format("paceline: {}; output of this job may be missing there\n", error.what()));
+    }
+  };
   launch::JobResult result;
   try {
     result = launch::run_job(spec);
   } catch (...) {
-    console.finish();
+    finish_output();
     throw;
   }
   if (spec.other_nodes == nullptr) result.host = base::host_name();
-  console.finish();
-  try {
-    filtered.finish();
-    if (!logs.empty()) launch::check_writable(logs);
-  } catch (const Error& error) {
-    err.write(fmt::format("paceline: {}; output of this job may be missing there\n", error.what()));
-  }
+  finish_output();
   return result;
 }
 
@@ -209,8 +213,8 @@ int run_command(const std::vector<std::string>& arguments) {
     }
   }
   spec.writers = {&out, &err};
-  std::optional<launch::SignalForwarding> signals(std::in_place, options->signals);
-  spec.signals = &*signals;
+  launch::SignalForwarding signals(options->signals);
+  spec.signals = &signals;
   const std::string logs_line =
       logs.empty() ? "" : fmt::format("paceline: logs in {}\n", logs.string());
   err.write(options->notice + logs_line);
@@ -234,15 +238,18 @@ int run_command(const std::vector<std::string>& arguments) {
     outcome = {1, 0};
   }
   if (outcome.signal == 0 && out.pending()) {
-    if (const int signal = late_signal(*signals)) outcome = {128 + signal, signal};
+    if (const int signal = late_signal(signals)) outcome = {128 + signal, signal};
   }
-  // From here on they end this process. The kernel ignores those of process 1 that have no handler.
-  if (::getpid() == 1) {
-    for (const int signal : options->signals) {
-      handle(signal, [](int number) { ::_exit(128 + number); });
+  // While output waits for a reader, signals end this process. To process 1, the kernel drops those
+  // without a handler.
+  if (out.pending() || err.pending() || !out.loss().empty()) {
+    if (::getpid() == 1) {
+      for (const int signal : options->signals) {
+        handle(signal, [](int number) { ::_exit(128 + number); });
+      }
     }
+    signals.unblock();
   }
-  signals.reset();
   std::optional<std::chrono::seconds> timeout;
   if (outcome.exit_code != 0) timeout = kOutputTimeoutAfterFailure;
   if (outcome.signal != 0) timeout = kOutputTimeoutAfterSignal;

@@ -257,7 +257,7 @@ std::optional<nodes::SessionOptions> make_session_options(
 nodes::Verdict run_on_nodes(const nodes::SessionOptions& options, launch::JobSpec& spec,
                             const std::function<launch::JobResult()>& run,
                             const std::function<void(const std::string&)>& print) {
-  nodes::NodeSession session(options, spec.signals, print);
+  nodes::NodeSession session(options, spec.signals, spec.writers, print);
   spec.other_nodes = &session;
   while (const auto start = session.await_start()) {
     apply(*start, spec);

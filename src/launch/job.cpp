@@ -174,7 +174,17 @@ JobResult Job::run() {
     supervision.emplace(plan);
   }
   pass_output_until_end(*supervision);
-  const auto workers = supervision->result();
+  std::span<const WorkerState> workers;
+  try {
+    workers = supervision->result();
+  } catch (const Error&) {
+    pass_files(true);  // what the processes have written comes before the error
+    throw;
+  }
+  if (const pid_t foreign = supervision->foreign(); foreign != 0 && spec_.warn) {
+    spec_.warn(fmt::format(
+        "process {}, which the job has left behind, is another user's and goes on", foreign));
+  }
   pass_files(std::ranges::any_of(
       workers, [](const WorkerState& one) { return is_failure(one.status) && !one.tolerated; }));
   return collect(workers);

@@ -35,6 +35,10 @@ SignalForwarding::~SignalForwarding() {
   // A signal that came after the end of the job must not end the process now.
   while (next() != 0) {
   }
+  unblock();
+}
+
+void SignalForwarding::unblock() {
   ::pthread_sigmask(SIG_SETMASK, &original_mask_, nullptr);
 }
 

@@ -21,6 +21,8 @@ class SignalForwarding {
   int fd() const { return fd_.get(); }
   // The next signal, 0 if there is none.
   int next();
+  // From now on the signals act as before; so do those that have come and were not read.
+  void unblock();
   // The thread's mask before.
   const sigset_t& original_mask() const { return original_mask_; }
 

@@ -41,7 +41,7 @@ Supervision::SharedMemory::SharedMemory(std::size_t workers)
   if (address_ == MAP_FAILED) throw base::errno_error("cannot map memory for the supervisor");
   auto* const states =
       reinterpret_cast<WorkerState*>(static_cast<char*>(address_) + sizeof(SharedState));
-  new (address_) SharedState{0, 0, {states, workers}};
+  new (address_) SharedState{0, 0, 0, {states, workers}};
 }
 
 Supervision::SharedMemory::~SharedMemory() {
@@ -133,6 +133,11 @@ std::span<const WorkerState> Supervision::result() {
   if (state.start_error != 0) throw_start_failure(program_, state.start_error);
   for (const WorkerState& worker : state.workers) {
     if (worker.ended) continue;
+    if (state.foreign != 0) {
+      throw Error(fmt::format(
+          "process {} of this job is another user's, so that it cannot be ended here: it goes on",
+          state.foreign));
+    }
     throw Error("the job's supervisor process was killed, and the workers with it");
   }
   return state.workers;

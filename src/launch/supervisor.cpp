@@ -65,6 +65,7 @@ class Supervisor {
  private:
   void close_foreign_descriptors() const;
   bool anything_left() const;
+  bool may_end_nothing() const;
   bool has_news() const;
   void send_news();
   void send_all_news();
@@ -103,8 +104,7 @@ void Supervisor::run() {
   state_.start_error = workers_.start();
   close_foreign_descriptors();
   while (anything_left() || !workers_.all_ended()) {
-    // What the workers have left behind cannot be found then.
-    if (workers_.all_ended() && workers_.is_killing() && !sees_processes()) break;
+    if (workers_.is_killing() && may_end_nothing()) break;
     wait_for_event();
     collect_ends();
     // Here, and not where an end is noticed: between two replacements of a rank, commands count.
@@ -124,6 +124,18 @@ void Supervisor::close_foreign_descriptors() const {
 bool Supervisor::anything_left() const {
   siginfo_t info{};
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+// Of what is left.
+bool Supervisor::may_end_nothing() const {
+  if (!sees_processes()) return workers_.all_ended();  // what they left behind cannot be found
+  const auto left = descendants(::getpid());
+  if (left.empty()) return false;
+  for (const Process& process : left) {
+    if (::kill(process.pid, SIGKILL) == 0 || errno != EPERM) return false;
+  }
+  state_.foreign = left.front().pid;
+  return true;
 }
 
 void Supervisor::wait_for_event() {

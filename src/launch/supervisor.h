@@ -14,6 +14,7 @@ namespace paceline::launch {
 struct SharedState {
   std::atomic<pid_t> supervisor;  // 0: not started
   int start_error;  // an errno: the next worker could not be started, and the job was ended
+  pid_t foreign;    // a process of another user that goes on, as this job may not kill it; 0: none
   std::span<WorkerState> workers;
 };
 
@@ -26,7 +27,7 @@ struct SharedState {
 // have the command's name: killall and pkill -f end the launcher only.
 //
 // The supervisor starts the workers and waits until they, and all processes that they left behind,
-// have ended.
+// have ended; except for processes of other users, once it has to kill what is left and may not.
 // `control` is connected to the launcher: each packet read from it is a signal to send to the job,
 // an int (SIGSTOP and SIGCONT suspend and resume it, SIGKILL ends it, others ask it to end), or 0:
 // the job has failed elsewhere, followed by the workers that the error is about. The supervisor

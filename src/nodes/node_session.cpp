@@ -49,9 +49,11 @@ std::array<base::UniqueFd, 2> socket_pair() {
 }  // namespace
 
 NodeSession::NodeSession(SessionOptions options, launch::SignalForwarding* signals,
+                         std::vector<launch::NonBlockingWriter*> writers,
                          std::function<void(const std::string&)> print)
     : options_(std::move(options)),
       signals_(signals),
+      writers_(std::move(writers)),
       print_(std::move(print)),
       join_deadline_(Deadline::after(options_.rules.join_timeout)),
       next_notice_(Deadline::after(kFirstReminder)),
@@ -185,8 +187,12 @@ void NodeSession::leave() {
 void NodeSession::wait() {
   std::vector<pollfd> fds;
   if (signals_ != nullptr) fds.push_back({signals_->fd(), POLLIN, 0});
+  for (launch::NonBlockingWriter* const writer : writers_) {
+    if (writer->pending()) fds.push_back({writer->fd(), POLLOUT, 0});
+  }
   const auto limit = add_to(fds);
   ::poll(fds.data(), fds.size(), static_cast<int>(limit.count()));
+  for (launch::NonBlockingWriter* const writer : writers_) writer->write_some();
   handle_signals();
   advance();
 }

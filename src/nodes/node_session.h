@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "launch/job.h"
+#include "launch/non_blocking_writer.h"
 #include "launch/signal_forwarding.h"
 #include "net/connection.h"
 #include "net/connector.h"
@@ -39,8 +40,10 @@ struct SessionOptions {
 // start processes, has run_job report failures and signals to the others, and gets the verdict.
 class NodeSession : public launch::OtherNodes {
  public:
-  // `print` gets lines for the user. Neither pointer is owned. Throws UsageError and Error.
+  // `writers`: what the processes have left in them is written on while this waits. `print` gets
+  // lines for the user. No pointer is owned. Throws UsageError and Error.
   NodeSession(SessionOptions options, launch::SignalForwarding* signals,
+              std::vector<launch::NonBlockingWriter*> writers,
               std::function<void(const std::string&)> print);
 
   // Waits until processes are to be started; nullopt if the job is over before. Throws Error if the
@@ -78,6 +81,7 @@ class NodeSession : public launch::OtherNodes {
 
   const SessionOptions options_;
   launch::SignalForwarding* const signals_;
+  const std::vector<launch::NonBlockingWriter*> writers_;
   const std::function<void(const std::string&)> print_;
   std::optional<Coordinator> coordinator_;
   std::optional<net::Connector> connector_;

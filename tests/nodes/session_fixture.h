@@ -49,7 +49,7 @@ class Session : public ::testing::Test {
   }
 
   NodeSession make(const SessionOptions& options) {
-    return {options, nullptr, [this](const std::string& text) {
+    return {options, nullptr, {}, [this](const std::string& text) {
               const std::lock_guard lock(mutex_);
               printed_ += text;
             }};

@@ -1,5 +1,9 @@
 #include "launcher.h"
 
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -47,6 +51,20 @@ pid_t guard_of(const ChildProcess& job) {
     if (word == "PPid:" && file >> parent) return parent;
   }
   throw std::runtime_error("the supervisor has ended");
+}
+
+std::ptrdiff_t read_lines(int fd, std::ptrdiff_t enough) {
+  std::ptrdiff_t lines = 0;
+  std::string buffer(65536, '\0');
+  while (lines < enough) {
+    pollfd readable{fd, POLLIN, 0};
+    const bool waited = ::poll(&readable, 1, 60000) == 0;
+    EXPECT_FALSE(waited) << "after " << lines << " lines";
+    const ssize_t size = waited ? 0 : ::read(fd, buffer.data(), buffer.size());
+    if (size <= 0) break;
+    lines += std::count(buffer.begin(), buffer.begin() + size, '\n');
+  }
+  return lines;
 }
 
 }  // namespace paceline::test

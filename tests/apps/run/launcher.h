@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cstddef>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,5 +35,14 @@ class Launcher : public ::testing::Test {
 
 // The launcher's child, which is the parent of the supervisor that a worker has written.
 pid_t guard_of(const ChildProcess& job);
+
+// A part of a worker's script: writes guard=PID to standard error.
+inline constexpr const char* kNameGuard =
+    "awk '/PPid/ {print \"guard=\" $2}' /proc/$PPID/status >&2; ";
+
+// How many lines `fd` gives until it ends, or until these are `enough`. Fails if it waits for a
+// minute.
+std::ptrdiff_t read_lines(int fd,
+                          std::ptrdiff_t enough = std::numeric_limits<std::ptrdiff_t>::max());
 
 }  // namespace paceline::test

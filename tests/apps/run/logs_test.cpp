@@ -116,37 +116,36 @@ TEST_F(Logs, ASlowReaderGetsAllOfATeedStream) {
     const pid_t worker = pid_after(job.err(), "worker");
     ASSERT_TRUE(eventually([&] { return test::is_gone(worker); }));
     if (!is_read) job.signal(SIGTERM);
-    std::ptrdiff_t lines = 0;
-    std::string buffer(65536, '\0');
-    for (ssize_t size = 0;
-         is_read && (size = ::read(reader.get(), buffer.data(), buffer.size())) > 0;) {
-      lines += std::count(buffer.begin(), buffer.begin() + size, '\n');
+    if (is_read) {
+      EXPECT_EQ(test::read_lines(reader.get()), 3000000);
     }
     EXPECT_EQ(job.wait(), is_read ? 0 : 128 + SIGTERM) << job.err();
-    EXPECT_EQ(lines, is_read ? 3000000 : 0);
   }
 }
 
 TEST_F(Logs, AnErrorOfTheLauncherComesAfterTheOutput) {
-  auto [reader, writer] = base::make_pipe();
-  auto job = run(1,
-                 "awk '/PPid/ {print \"guard=\" $2}' /proc/$PPID/status >&2; "
-                 "echo supervisor=$PPID >&2; seq 1 12000; : > $TMPDIR/written; exec sleep 1000",
-                 {}, {}, {base::UniqueFd(), std::move(writer)});
-  job.wait_for("supervisor=");
-  ASSERT_TRUE(eventually([&] { return fs::exists(temporary_.path() / "written"); }));
-  const pid_t guard = pid_after(job.err(), "guard");
-  ::kill(pid_after(job.err(), "supervisor"), SIGKILL);
-  ASSERT_TRUE(eventually([&] { return test::is_gone(guard); }));
-  std::ptrdiff_t lines = 0;
-  std::string buffer(65536, '\0');
-  for (ssize_t size = 0; (size = ::read(reader.get(), buffer.data(), buffer.size())) > 0;) {
-    lines += std::count(buffer.begin(), buffer.begin() + size, '\n');
+  const std::vector<std::string> through_files{"--log-dir", logs_.path().string(),        "-t",
+                                               "1",         "--duplicate-stdout-filters", "99999"};
+  for (const auto& flags : {std::vector<std::string>(), through_files}) {
+    auto [reader, writer] = base::make_pipe();
+    const int lines = flags.empty() ? 12000 : 100000;  // more than a pipe, or one read, takes
+    const std::string script = fmt::format(
+        "{}echo supervisor=$PPID >&2; echo worker=$$ >&2; seq 1 {}; : > $TMPDIR/written; "
+        "exec sleep 1000",
+        test::kNameGuard, lines);
+    auto job = run(1, script, flags, {}, {base::UniqueFd(), std::move(writer)});
+    job.wait_for("worker=");
+    ASSERT_TRUE(eventually([&] { return fs::exists(temporary_.path() / "written"); }));
+    ::kill(pid_after(job.err(), "supervisor"), SIGKILL);
+    // With files, the launcher keeps the guard until they are read.
+    const pid_t last = pid_after(job.err(), flags.empty() ? "guard" : "worker");
+    ASSERT_TRUE(eventually([&] { return test::is_gone(last); }));
+    EXPECT_EQ(test::read_lines(reader.get()), lines);
+    EXPECT_EQ(job.wait(), 1);
+    EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
+    fs::remove(temporary_.path() / "written");
   }
-  EXPECT_EQ(lines, 12000);
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_THAT(job.err(), HasSubstr("supervisor process was killed"));
-  fs::remove(temporary_.path() / "written");
+  EXPECT_EQ(content(attempt() / "filtered_stdout.log"), "[rank0]: 99999\n");
 }
 
 TEST_F(Logs, ADirectoryAloneKeepsTheErrorFiles) {

@@ -346,7 +346,8 @@ TEST_F(Nodes, APreemptedJobEndsWithItsCodeOnAllNodes) {
   for (auto* const one : {&first, &second}) EXPECT_EQ(one->wait(), 75) << one->err();
 }
 
-// As another node's launcher may pass the signal on before.
+// A scheduler signals all launchers. Another one may have passed its signal on to these processes
+// before this launcher gets its own.
 TEST_F(Nodes, ASignalAfterTheEndOfItsProcessesLeavesANodesCode) {
   const std::vector<std::string> flags{"--nnodes=2", "--rdzv-backend=c10d",
                                        "--rdzv-endpoint=127.0.0.1:" + std::to_string(port_.port())};
@@ -360,6 +361,24 @@ TEST_F(Nodes, ASignalAfterTheEndOfItsProcessesLeavesANodesCode) {
   EXPECT_EQ(second.wait(), 75) << second.err();
   first.signal(SIGTERM);
   EXPECT_EQ(first.wait(), 75) << first.err();
+}
+
+TEST_F(Nodes, OutputOfANodeThatHasEndedDoesNotWaitForTheOthers) {
+  auto [reader, writer] = base::make_pipe();
+  auto flags = endpoint();
+  flags.insert(flags.end(), {"--nnodes=2", "--node-rank=1"});
+  auto second =
+      run(1, std::string(test::kNameGuard) + "seq 1 12000", flags, {}, {{}, std::move(writer)});
+  auto first = start(0, 2, "echo ready; until [ -e $TMPDIR/go ]; do sleep 0.01; done");
+  second.wait_for("guard=");
+  const int guard = pid_after(second.err(), "guard");
+  ASSERT_TRUE(eventually([&] { return test::is_gone(guard); }));
+  EXPECT_EQ(test::read_lines(reader.get(), 12000), 12000);
+  const std::filesystem::path go = temporary_.path() / "go";
+  std::ofstream(go).close();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  std::filesystem::remove(go);
 }
 
 // A start that follows no failure has files of its own, too.

@@ -1,12 +1,14 @@
 // The real `paceline` with small shell programs as workers: no process of a job outlives it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -19,10 +21,12 @@
 #include "base/pipe.h"
 #include "launcher.h"
 #include "support/refuse_call.h"
+#include "support/temporary_directory.h"
 
 namespace paceline {
 namespace {
 
+namespace fs = std::filesystem;
 using test::ChildProcess;
 using test::eventually;
 using test::guard_of;
@@ -219,6 +223,50 @@ TEST_F(Launcher, EndsByASignalAsProcess1WhileNobodyReadsItsOutput) {
   EXPECT_FALSE(handles(launcher, SIGINT));
   ::kill(launcher, SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+}
+
+// As root, a worker may start processes that the launcher may not signal, for example by sudo.
+TEST_F(Launcher, DoesNotWaitForAProcessOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  const test::TemporaryDirectory programs;
+  const fs::path as_root = programs.path() / "setpriv";
+  fs::copy_file("/usr/bin/setpriv", as_root);
+  ::chmod(as_root.c_str(), 04755);
+  for (const auto& directory : {programs.path(), temporary_.path()}) {
+    ::chmod(directory.c_str(), 0777);
+  }
+  const std::vector<std::string> as_user{"setpriv", "--reuid=65534", "--clear-groups"};
+  const auto run_as_user = [&](const std::vector<std::string>& command) {
+    std::vector<std::string> whole = as_user;
+    whole.insert(whole.end(), command.begin(), command.end());
+    return ChildProcess(whole, {{"TMPDIR", temporary_.path().string()}});
+  };
+  const std::string sudo = as_root.string() + " --reuid=0 ";
+  if (run_as_user({"sh", "-c", sudo + "true && test -x " PACELINE_COMMAND}).wait() != 0) {
+    GTEST_SKIP() << "another user cannot become root, or cannot run paceline";
+  }
+  const std::string start = sudo +
+                            "sleep 1000 & echo foreign=$!; "
+                            "until grep -q '^Uid:.0.0' /proc/$!/status; do :; done; ";
+  for (const bool fails : {false, true}) {
+    auto job = run_as_user({PACELINE_COMMAND, "run", "--stop-grace=0.1", "sh", "-c",
+                            start + (fails ? "exit 3" : "exit 0")});
+    EXPECT_EQ(job.wait(), fails ? 3 : 0) << job.err();
+    const pid_t foreign = pid_after(job.out(), "foreign");
+    EXPECT_THAT(job.err(), HasSubstr(fmt::format("process {}, which the job has left behind, is "
+                                                 "another user's and goes on",
+                                                 foreign)));
+    ::kill(foreign, SIGKILL);
+  }
+  auto job = run_as_user({PACELINE_COMMAND, "run", "--stop-grace=0.1", as_root.string(),
+                          "--reuid=0", "sh", "-c", "echo worker=$$; exec sleep 1000"});
+  job.wait_for("worker=");
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  const pid_t worker = pid_after(job.out(), "worker");
+  EXPECT_THAT(job.err(),
+              HasSubstr(fmt::format("process {} of this job is another user's", worker)));
+  ::kill(worker, SIGKILL);
 }
 
 // A kernel before 5.3 lacks both calls, and one before 5.9 the second.
