@@ -120,12 +120,12 @@ void visit(LBFGSParamState& state, Visitor& visitor) {
   visitor("t", state.t());
   visitor("prev_loss", state.prev_loss());
   visitor("d", state.d());
-  visitor("H_diag", state.H_diag());
   visitor("prev_flat_grad", state.prev_flat_grad());
   visitor("old_dirs", state.old_dirs());
   visitor("old_stps", state.old_stps());
-  visitor("ro", state.ro());
-  visitor("al", state.al());
+  visitor.scalar("H_diag", state.H_diag());
+  visitor.scalar("ro", state.ro());
+  visitor.scalar("al", state.al());
 }
 
 template <typename Visitor>
@@ -150,6 +150,10 @@ class MemberReader {
   explicit MemberReader(const GenericDict& dict) : dict_(dict) {}
 
   void required(const char* name, const at::Tensor& tensor) { (*this)(name, tensor); }
+  template <typename Member>
+  void scalar(const char* name, const Member& member) {
+    (*this)(name, member);
+  }
   template <typename Member>
   void operator()(const char* name, const Member& member) {
     dict_.insert(name, value_of(member));
@@ -192,9 +196,10 @@ constexpr bool kMayBeNone<std::optional<Value>> = true;
 // Sets each member to what a dict has.
 class MemberWriter {
  public:
-  // `place` is for messages. `parameter` is the one that a state belongs to.
-  MemberWriter(const GenericDict& dict, std::string place, at::Tensor parameter = {})
-      : dict_(dict), place_(std::move(place)), parameter_(std::move(parameter)) {}
+  // `place` is for messages. `options` and `shape` are what the tensors of a state must have.
+  MemberWriter(const GenericDict& dict, std::string place, at::TensorOptions options = {},
+               std::vector<std::int64_t> shape = {})
+      : dict_(dict), place_(std::move(place)), options_(options), shape_(std::move(shape)) {}
 
   // A tensor without which the optimizer could not go on.
   void required(const char* name, at::Tensor& tensor) {
@@ -202,6 +207,13 @@ class MemberWriter {
     if (!tensor.defined()) {
       throw Error(fmt::format("load_state_dict: {} has no '{}'", place_, name));
     }
+  }
+  // A tensor without dimensions, or several.
+  template <typename Member>
+  void scalar(const char* name, Member& member) {
+    const auto shape = std::exchange(shape_, {});
+    (*this)(name, member);
+    shape_ = shape;
   }
   template <typename Member>
   void operator()(const char* name, Member& member) {
@@ -247,19 +259,21 @@ class MemberWriter {
       return;
     }
     // LBFGS begins with a number in Python.
-    tensor = value.isScalar() ? at::scalar_to_tensor(value.toScalar())
+    tensor = value.isScalar() ? at::scalar_tensor(value.toScalar(), options_)
                               : value.toTensor().detach().clone();
-    if (!parameter_.defined()) return;
-    if (tensor.sizes() != parameter_.sizes()) {
-      throw Error(fmt::format(
-          "load_state_dict: {} has a tensor of another shape than its parameter", place_));
+    if (tensor.sizes() != shape_) {
+      throw Error(
+          fmt::format("load_state_dict: {} has a tensor of shape {}, and its parameters need {}",
+                      place_, c10::str(tensor.sizes()), c10::str(at::IntArrayRef(shape_))));
     }
-    if (tensor.layout() != at::kStrided || !(tensor.is_floating_point() || tensor.is_complex())) {
+    // LibTorch's LBFGS begins with an integer tensor for H_diag.
+    const bool is_number = tensor.is_floating_point() || tensor.is_complex() || tensor.dim() == 0;
+    if (tensor.layout() != at::kStrided || !is_number) {
       throw Error(
           fmt::format("load_state_dict: {} has a tensor of {}, and not a dense one of float",
                       place_, c10::toString(tensor.scalar_type())));
     }
-    tensor = tensor.to(parameter_.options());
+    tensor = tensor.to(options_);
   }
   template <typename Value>
   void set(std::optional<Value>& optional, const at::IValue& value) const {
@@ -280,8 +294,28 @@ class MemberWriter {
 
   GenericDict dict_;
   std::string place_;
-  at::Tensor parameter_;
+  at::TensorOptions options_;
+  std::vector<std::int64_t> shape_;
 };
+
+// LBFGS has one state, whose tensors are of all parameters together.
+template <typename State>
+std::vector<std::int64_t> shape_of_state(const std::vector<at::Tensor>& parameters, std::size_t i) {
+  if (!std::is_same_v<State, LBFGSParamState>) return parameters[i].sizes().vec();
+  std::int64_t size = 0;
+  for (const at::Tensor& parameter : parameters) size += parameter.numel();
+  return {size};
+}
+template <typename State>
+at::TensorOptions options_of_state(const std::vector<at::Tensor>& parameters, std::size_t i) {
+  at::ScalarType type = parameters[i].scalar_type();
+  if (std::is_same_v<State, LBFGSParamState>) {
+    for (const at::Tensor& parameter : parameters) {
+      type = c10::promoteTypes(type, parameter.scalar_type());
+    }
+  }
+  return parameters[i].options().dtype(type);
+}
 
 template <typename O, typename S>
 struct Kind {
@@ -386,7 +420,6 @@ void load_state_dict(Optimizer& optimizer, const at::IValue& value) {
   std::vector<std::unique_ptr<OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> new_states;
   with_kind(optimizer, [&]<typename Options, typename State>(Kind<Options, State>) {
-    constexpr bool kIsPerParameter = !std::is_same_v<State, LBFGSParamState>;
     std::size_t found_states = 0;
     for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const OptimizerParamGroup& group = optimizer.param_groups()[i];
@@ -420,7 +453,8 @@ void load_state_dict(Optimizer& optimizer, const at::IValue& value) {
         }
         auto state = std::make_unique<State>();
         MemberWriter write_state(found->value().toGenericDict(), place,
-                                 kIsPerParameter ? parameter : at::Tensor());
+                                 options_of_state<State>(group.params(), k),
+                                 shape_of_state<State>(group.params(), k));
         visit(*state, write_state);
         new_states.emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
       }

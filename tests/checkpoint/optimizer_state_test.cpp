@@ -155,6 +155,7 @@ TEST(OptimizerState, OfPythonsLbfgsIsTaken) {
   dynamic_cast<LBFGSOptions&>(first->param_groups()[0].options()).max_iter(1);
   train(trained, *first);
   const at::IValue saved = paceline::state_dict(*first);
+  load_state_dict(*make().second, saved);
   const auto state = saved.toGenericDict().at("state").toGenericDict().at(0).toGenericDict();
   state.insert_or_assign("H_diag", 1);
   EXPECT_EQ(state.erase("al"), 1);
@@ -167,6 +168,39 @@ TEST(OptimizerState, OfPythonsLbfgsIsTaken) {
     train(parameter, *lbfgs);
   }
   EXPECT_TRUE(torch::equal(again, trained));
+}
+
+TEST(OptimizerState, OfLbfgsHasTheTypeAndTheSizeOfTheParameters) {
+  const auto make = [](const at::TensorOptions& options, std::vector<std::int64_t> sizes) {
+    std::vector<at::Tensor> parameters;
+    for (const auto size : sizes) {
+      parameters.push_back(torch::ones({size}, options.requires_grad(true)));
+    }
+    return LBFGS(parameters, LBFGSOptions(1).max_iter(3));
+  };
+  LBFGS trained = make(at::kDouble, {2, 1});
+  trained.step([&] {
+    trained.zero_grad();
+    at::Tensor loss = torch::zeros({}, at::kDouble);
+    for (const at::Tensor& one : trained.param_groups()[0].params()) {
+      loss = loss + (one - 3).pow(4).sum();
+    }
+    loss.backward();
+    return loss;
+  });
+  const at::IValue saved = paceline::state_dict(trained);
+  LBFGS small = make(at::kFloat, {1, 2});
+  load_state_dict(small, saved);
+  const at::Tensor& first = small.param_groups()[0].params()[0];
+  const auto& state =
+      dynamic_cast<LBFGSParamState&>(*small.state().at(first.unsafeGetTensorImpl()));
+  ASSERT_FALSE(state.old_dirs().empty());
+  for (const at::Tensor& one : {state.d(), state.H_diag(), state.old_dirs()[0], state.ro()[0]}) {
+    EXPECT_EQ(one.scalar_type(), at::kFloat);
+  }
+  LBFGS large = make(at::kDouble, {2, 2});
+  EXPECT_THAT([&] { load_state_dict(large, saved); },
+              ThrowsMessage<Error>(HasSubstr("of shape [3], and its parameters need [4]")));
 }
 
 // As Python matches them.
@@ -232,7 +266,8 @@ TEST(OptimizerState, ThatDoesNotFitIsRefusedAndChangesNothing) {
   Adam of_wide(wide->parameters());
   wide(torch::ones({1, 4})).sum().backward();
   of_wide.step();
-  refused(state_dict(of_wide), "parameter 0 has a tensor of another shape");
+  refused(state_dict(of_wide),
+          "parameter 0 has a tensor of shape [2, 4], and its parameters need [2, 3]");
   Adam of_one({wide->weight});
   refused(state_dict(of_one), "group 0 has 1 parameters, and that of the optimizer 2");
   SGD sgd(net->parameters(), SGDOptions(1).momentum(0.5));
