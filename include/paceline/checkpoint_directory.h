@@ -57,7 +57,8 @@ class PACELINE_API Stateful {
   /// The states of the logical ranks that this rank runs. Another number of ranks may load them.
   /// Throws UsageError if DdpOptions::logical_ranks is not set.
   Stateful(LogicalRanks ranks);
-  /// The elements of a tensor.
+  /// The elements of a tensor. A load converts their type as an operation in place would: from
+  /// float64 to float32, but not from floating point numbers to integers.
   Stateful(at::Tensor& tensor);
   /// A number.
   template <typename Number>

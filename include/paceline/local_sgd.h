@@ -58,8 +58,9 @@ class PACELINE_API PostLocalSgdState {
 };
 
 /// The hook of post-local SGD, for one model: throws UsageError for a state that has a hook
-/// already. Ranks of different subgroups then have different parameters until a model averager
-/// makes them equal.
+/// already. After start_local_sgd_iter steps, ranks of different subgroups have different
+/// parameters until a model averager makes them equal: give CheckpointDirectory
+/// `Stateful(model).per_rank()`, and the same of the optimizer.
 PACELINE_API CommHook post_local_sgd(const PostLocalSgdState& state);
 
 }  // namespace comm_hooks

@@ -93,15 +93,21 @@ void Stateful::throw_other_type(const at::IValue& value) {
 }
 
 Stateful::Stateful(at::Tensor& tensor)
-    : Stateful([&tensor] { return tensor.detach(); },
-               [&tensor](const at::IValue& value) {
-                 const at::NoGradGuard no_grad;
-                 if (!value.isTensor() || value.toTensor().sizes() != tensor.sizes()) {
-                   throw Error(fmt::format("it is {}, in place of a tensor of {} elements",
-                                           value.isTensor() ? "of another shape" : value.tagKind(),
-                                           tensor.numel()));
-                 }
-                 tensor.copy_(value.toTensor());
-               }) {}
+    : Stateful(
+          [&tensor] { return tensor.detach(); },
+          [&tensor](const at::IValue& value) {
+            const at::NoGradGuard no_grad;
+            if (!value.isTensor() || value.toTensor().sizes() != tensor.sizes()) {
+              throw Error(fmt::format("it is {}, in place of a tensor of {} elements",
+                                      value.isTensor() ? "of another shape" : value.tagKind(),
+                                      tensor.numel()));
+            }
+            const at::ScalarType type = value.toTensor().scalar_type();
+            if (!c10::canCast(type, tensor.scalar_type())) {
+              throw Error(fmt::format("it has elements of {}, in place of {}", c10::toString(type),
+                                      c10::toString(tensor.scalar_type())));
+            }
+            tensor.copy_(value.toTensor());
+          }) {}
 
 }  // namespace paceline

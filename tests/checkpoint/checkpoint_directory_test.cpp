@@ -23,6 +23,7 @@
 #include <paceline/collectives.h>
 #include <paceline/data_loader.h>
 #include <paceline/error.h>
+#include <paceline/local_sgd.h>
 
 #include "checkpoint/trainings.h"
 #include "support/temporary_directory.h"
@@ -442,6 +443,56 @@ TEST_F(Checkpoints, InvalidCallsAreRefused) {
           checkpoints.resume({{"a", flat}});
         },
         ThrowsMessage<Error>(HasSubstr("'a': ")));
+    at::Tensor half = torch::full({1}, 0.5);
+    at::Tensor count = torch::zeros({1}, at::kLong);
+    checkpoints.save(2, {{"a", half}});
+    EXPECT_THAT(
+        [&] {
+          checkpoints.resume({{"a", count}});
+        },
+        ThrowsMessage<Error>(HasSubstr("'a': it has elements of Float, in place of Long")));
+    at::Tensor wide = torch::zeros({1}, at::kDouble);
+    checkpoints.resume({{"a", wide}});
+    EXPECT_EQ(wide.item<double>(), 0.5);
+  });
+}
+
+// Models and optimizers of ranks differ, so that each rank saves its own.
+TEST_F(Checkpoints, OfLocalSgdGoOnWithTheModelOfEachRank) {
+  expect_torch_ranks(2, "paceline", [&](int rank, int) {
+    struct Run {
+      torch::nn::Linear net = [] {
+        torch::manual_seed(0);
+        return torch::nn::Linear(3, 2);
+      }();
+      DistributedDataParallel<torch::nn::LinearImpl> model{net};
+      torch::optim::SGD sgd{model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
+      comm_hooks::PostLocalSgdState state{{.post_local_gradient_all_reduce = false}};
+      PeriodicModelAverager averager{{.period = 3}};
+      States states{{"model", Stateful(model).per_rank()},
+                    {"sgd", Stateful(sgd).per_rank()},
+                    {"hook", state},
+                    {"averager", averager}};
+
+      Run() { model.register_comm_hook(comm_hooks::post_local_sgd(state)); }
+      void step(int rank, int number) {
+        sgd.zero_grad();
+        model(torch::full({1, 3}, 0.1 * rank + number)).pow(2).sum().backward();
+        sgd.step();
+        averager.average_parameters(model.parameters());
+      }
+    };
+    CheckpointDirectory checkpoints(path());
+    Run whole;
+    for (int step = 0; step < 6; ++step) {
+      if (step == 2) checkpoints.save(step, whole.states);
+      whole.step(rank, step);
+    }
+    Run again;
+    again.step(rank, 9);
+    checkpoints.resume(again.states);
+    for (int step = 2; step < 6; ++step) again.step(rank, step);
+    expect_equal(again.model.parameters(), whole.model.parameters());
   });
 }
 
