@@ -38,11 +38,12 @@ class PACELINE_API LogicalPositions {
   LogicalPositions& operator=(const LogicalPositions&) = delete;
   ~LogicalPositions();
 
-  // Call when an iteration begins: returns where, which is the begin of `epoch` unless a state says
-  // otherwise. Throws UsageError if the states differ.
-  LoaderPosition begin(std::int64_t epoch, const LogicalRange& range);
-  // That of a state which was set since the last step.
-  std::optional<std::int64_t> epoch(const LogicalRange& range) const;
+  // Call when an iteration begins: returns where, which is the begin of the epoch unless a state
+  // says otherwise. Throws UsageError if the states differ.
+  LoaderPosition begin(const LogicalRange& range);
+  // The next iteration's: that which was chosen, or that of a state which was set since.
+  std::int64_t epoch(const LogicalRange& range) const;
+  void choose_epoch(std::int64_t epoch);
   void set(const LoaderPosition& position, const LogicalRange& range);
 
  private:
@@ -50,6 +51,7 @@ class PACELINE_API LogicalPositions {
     std::map<int, LoaderPosition> of_rank;
     LoaderPosition taken;   // of this process, at the last step
     bool were_set = false;  // by a state, since the last step
+    std::optional<std::int64_t> chosen_epoch;
   };
   LogicalRanks& ranks_;
   std::string name_;
@@ -77,11 +79,11 @@ PACELINE_API void check_same_size(std::int64_t first, std::int64_t other, int ra
 /// have equally many batches. The workers of an iteration serve all of them.
 ///
 /// The epoch, and the number of its steps whose batches were handed out, are part of each logical
-/// rank's state. If the next iteration after LogicalRanks::set_state is over that epoch, it begins
-/// after these steps, and throws UsageError if the epoch has fewer. All other iterations begin with
-/// the first step. Since steps count, set_state throws UsageError for a state of another batch
-/// size. An iteration goes on after LogicalRanks::assign with the logical ranks that this rank runs
-/// from then on.
+/// rank's state. The next iteration after LogicalRanks::set_state is over that epoch, unless
+/// another one is chosen since. It begins after these steps, and throws UsageError if the epoch has
+/// fewer. All other iterations begin with the first step. Since steps count, set_state throws
+/// UsageError for a state of another batch size. An iteration goes on after LogicalRanks::assign
+/// with the logical ranks that this rank runs from then on.
 template <typename Dataset, typename Collate = DefaultCollate>
 class LogicalDataLoader {
  public:
@@ -113,7 +115,7 @@ class LogicalDataLoader {
 
     /// Used by begin().
     explicit Iterator(LogicalDataLoader& loader) : loader_(&loader) {
-      position_ = loader.positions_.begin(loader.epoch_, loader.ranks_.range());
+      position_ = loader.positions_.begin(loader.ranks_.range());
       open();
       take();
     }
@@ -192,12 +194,12 @@ class LogicalDataLoader {
 
   /// Chooses the epoch of the next iteration, and returns the loader.
   LogicalDataLoader& epoch(std::int64_t epoch) {
-    epoch_ = epoch;
+    positions_.choose_epoch(epoch);
     return *this;
   }
 
   /// The epoch that was set last, or that a state which was set since is of; at first 0.
-  std::int64_t epoch() const { return positions_.epoch(ranks_.range()).value_or(epoch_); }
+  std::int64_t epoch() const { return positions_.epoch(ranks_.range()); }
 
   /// Starts an iteration.
   Iterator begin() { return Iterator(*this); }
@@ -218,7 +220,6 @@ class LogicalDataLoader {
   std::function<BatchSampler(int)> make_batch_sampler_;
   DataLoaderOptions options_;
   detail::LogicalPositions positions_;
-  std::int64_t epoch_ = 0;
 };
 
 }  // namespace paceline::data

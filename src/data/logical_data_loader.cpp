@@ -33,7 +33,9 @@ LogicalPositions::LogicalPositions(LogicalRanks& ranks, std::string name, std::i
         const LoaderPosition position{numbers[0], numbers[1]};
         // A logical rank that another rank has run until now is where this process is.
         const bool is_new = positions->of_rank.insert_or_assign(rank, position).second;
-        if (!is_new || !(position == positions->taken)) positions->were_set = true;
+        if (is_new && position == positions->taken) return;
+        positions->were_set = true;
+        positions->chosen_epoch.reset();
       });
 }
 
@@ -41,10 +43,12 @@ LogicalPositions::~LogicalPositions() {
   ranks_.unregister_state(name_);
 }
 
-LoaderPosition LogicalPositions::begin(std::int64_t epoch, const LogicalRange& range) {
-  LoaderPosition position{epoch, 0};
+LoaderPosition LogicalPositions::begin(const LogicalRange& range) {
+  LoaderPosition position{epoch(range), 0};
   const LoaderPosition first = positions_->of_rank[range.first];
-  if (std::exchange(positions_->were_set, false) && first.epoch == epoch) position = first;
+  if (std::exchange(positions_->were_set, false) && first.epoch == position.epoch) {
+    position = first;
+  }
   for (int rank = range.first; rank < range.first + range.count; ++rank) {
     const LoaderPosition& other = positions_->of_rank[rank];
     if (position == first && !(other == first)) {
@@ -59,10 +63,14 @@ LoaderPosition LogicalPositions::begin(std::int64_t epoch, const LogicalRange& r
   return position;
 }
 
-std::optional<std::int64_t> LogicalPositions::epoch(const LogicalRange& range) const {
+std::int64_t LogicalPositions::epoch(const LogicalRange& range) const {
+  if (positions_->chosen_epoch) return *positions_->chosen_epoch;
   const auto found = positions_->of_rank.find(range.first);
-  if (!positions_->were_set || found == positions_->of_rank.end()) return std::nullopt;
-  return found->second.epoch;
+  return found == positions_->of_rank.end() ? positions_->taken.epoch : found->second.epoch;
+}
+
+void LogicalPositions::choose_epoch(std::int64_t epoch) {
+  positions_->chosen_epoch = epoch;
 }
 
 void LogicalPositions::set(const LoaderPosition& position, const LogicalRange& range) {

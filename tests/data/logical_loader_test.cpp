@@ -94,7 +94,7 @@ TEST(LogicalDataLoader, GoesOnWhereAStateWasTaken) {
       for (const auto& [rank, state] : states) model.logical_ranks().set_state(rank, state);
       EXPECT_EQ(loader.epoch(), states.empty() ? 0 : 3);
       int taken = 0;
-      for (auto& batches : loader.epoch(3)) {
+      for (auto& batches : states.empty() ? loader.epoch(3) : loader) {
         add(seen, batches, model.logical_ranks().range());
         if (++taken == steps) break;
       }
@@ -126,6 +126,29 @@ TEST(LogicalDataLoader, GoesOnWhereItIsIfThatIsSet) {
     }
     for (auto& batches : loader.epoch(3)) add(seen, batches, model.logical_ranks().range());
     for (const auto& [rank, numbers] : seen) EXPECT_EQ(numbers, expected(rank, 3));
+  });
+}
+
+TEST(LogicalDataLoader, BeginsAnewInAnotherEpochThanTheStates) {
+  expect_torch_ranks(2, "paceline", [](int, int) {
+    auto model = make_model();
+    Numbers set;
+    LogicalDataLoader loader(set, model.logical_ranks(), sampler_of, {.batch_size = 4});
+    const auto [first, count] = model.logical_ranks().range();
+    loader.epoch(3).begin();
+    std::vector<LogicalRankState> states;
+    for (int rank = first; rank < first + count; ++rank) {
+      states.push_back(model.logical_ranks().state(rank));
+    }
+    loader.epoch(4).begin();
+    for (int k = 0; k < count; ++k) {
+      model.logical_ranks().set_state(first + k, states[static_cast<std::size_t>(k)]);
+    }
+    EXPECT_EQ(loader.epoch(), 3);
+    EXPECT_EQ(loader.epoch(5).epoch(), 5);
+    Seen seen;
+    for (auto& batches : loader) add(seen, batches, model.logical_ranks().range());
+    for (const auto& [rank, numbers] : seen) EXPECT_EQ(numbers, expected(rank, 5));
   });
 }
 
