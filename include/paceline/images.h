@@ -24,7 +24,8 @@ enum class ImageMode {
 };
 
 /// Reads a PNG or JPEG file, which its content tells apart, into a uint8 tensor of shape
-/// (channels, height, width), as torchvision.io.read_image does with a mode.
+/// (channels, height, width), as torchvision.io.read_image does with a mode. The brightness of
+/// colours in a PNG file is Pillow's, from which torchvision's may differ by 1.
 ///
 /// Palettes and grey images become what `mode` says. Alpha is dropped; 16 bits are rounded to 8.
 /// CMYK is converted, with Adobe's inversion where a file has Adobe's marker. Neither gamma, colour

@@ -1,5 +1,4 @@
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <paceline/error.h>
@@ -25,24 +24,27 @@ void check_colours(const char* function, const at::Tensor& image, double factor)
 
 // As torchvision's rgb_to_grayscale: one channel, bytes rounded down, as floating point numbers.
 at::Tensor brightness_of(const at::Tensor& image) {
-  at::Tensor values = image.is_floating_point() ? image : image.to(at::kFloat);
-  if (image.size(-3) == 1) return values;
-  const auto channel = [&](std::int64_t i) { return values.narrow(-3, i, 1); };
-  at::Tensor grey = channel(0) * 0.2989 + channel(1) * 0.587 + channel(2) * 0.114;
+  if (image.size(-3) == 1) return image.is_floating_point() ? image : image.to(at::kFloat);
+  const auto channel = [&](std::int64_t i) { return image.narrow(-3, i, 1); };
+  at::Tensor grey = (channel(0) * 0.2989).add_(channel(1), 0.587).add_(channel(2), 0.114);
   return image.is_floating_point() ? grey : grey.floor_();
 }
 
-// image * factor + other * (1 - factor), within the range of its type.
+at::Tensor within_range(at::Tensor values, at::ScalarType type) {
+  return values.clamp_(0, at::isFloatingType(type) ? 1 : 255).to(type);
+}
+
+// image * factor + other * (1 - factor), with torchvision's operations, whose last bits count where
+// bytes are rounded down.
 at::Tensor blend(const at::Tensor& image, const at::Tensor& other, double factor) {
-  const double most = image.is_floating_point() ? 1 : 255;
-  return (image * factor + other * (1 - factor)).clamp_(0, most).to(image.scalar_type());
+  return within_range((image * factor).add_(other, 1 - factor), image.scalar_type());
 }
 
 }  // namespace
 
 at::Tensor adjust_brightness(const at::Tensor& image, double factor) {
   check_colours("adjust_brightness", image, factor);
-  return blend(image, at::zeros_like(image), factor);
+  return within_range(image * factor, image.scalar_type());
 }
 
 at::Tensor adjust_contrast(const at::Tensor& image, double factor) {

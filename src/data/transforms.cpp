@@ -206,7 +206,7 @@ at::Tensor normalize(const at::Tensor& image, at::ArrayRef<double> mean, at::Arr
 
 at::Tensor to_float(const at::Tensor& image) {
   if (image.is_floating_point()) return image.to(at::kFloat);
-  return image.to(at::kFloat).div_(greatest(image.scalar_type()));
+  return image.to(at::kFloat).mul_(1 / greatest(image.scalar_type()));
 }
 
 }  // namespace paceline::data::transforms

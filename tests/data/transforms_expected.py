@@ -65,22 +65,27 @@ def resized_crop(x, size, scale, ratio, generator):
     return resize(x[..., top : top + height, left : left + width], [size, size])
 
 
+# With torchvision's operations: add with an alpha may round once, where a product and a sum round twice.
 def grayscale(x):
-    r, g, b = x.float().unbind(-3)
-    return (0.2989 * r + 0.587 * g + 0.114 * b).to(x.dtype).unsqueeze(-3)
+    r, g, b = x.unbind(-3)
+    grey = r.mul(0.2989).add(g, alpha=0.587).add(b, alpha=0.114).unsqueeze(-3)
+    return grey if x.is_floating_point() else grey.floor()
+
+
+def clamp(values, dtype):
+    return values.clamp(0, 1.0 if dtype.is_floating_point else 255.0).to(dtype)
 
 
 def blend(a, b, factor):
-    bound = 1.0 if a.is_floating_point() else 255.0
-    return (factor * a + (1 - factor) * b).clamp(0, bound).to(a.dtype)
+    return clamp(a.mul(factor).add(b, alpha=1 - factor), a.dtype)
 
 
 def brightness(x, factor):
-    return blend(x, torch.zeros_like(x), factor)
+    return clamp(x.mul(factor), x.dtype)
 
 
 def contrast(x, factor):
-    return blend(x, grayscale(x).float().mean(dim=(-3, -2, -1), keepdim=True), factor)
+    return blend(x, grayscale(x).mean(dim=(-3, -2, -1), keepdim=True), factor)
 
 
 def saturation(x, factor):
@@ -108,6 +113,8 @@ def main():
         show(f"brightness {name}", brightness(x, 1.3))
         show(f"contrast {name}", contrast(x, 0.4))
         show(f"saturation {name}", saturation(x, 1.7))
+    # Eight values differ if a product and a sum round twice.
+    show("saturation rounded down", saturation(image(3, 8, 8, torch.uint8), 0.1))
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         x = image(1, 6, 6)

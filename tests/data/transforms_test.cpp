@@ -155,7 +155,9 @@ TEST(Normalize, SubtractsTheMeanAndDividesByStd) {
 }
 
 TEST(ToFloat, ScalesByTheGreatestValue) {
-  EXPECT_TRUE(to_float(at::tensor({0, 51, 255}, at::kByte)).equal(at::tensor({0.0F, 0.2F, 1.0F})));
+  // 3 times 1/255 as float32, which torchvision calculates, is not 3/255.
+  EXPECT_TRUE(
+      to_float(at::tensor({0, 3, 255}, at::kByte)).equal(at::tensor({0.0F, 0x1.818184p-7F, 1.0F})));
   EXPECT_TRUE(to_float(at::tensor({-32767, 32767}, at::kShort)).equal(at::tensor({-1.0F, 1.0F})));
   EXPECT_TRUE(to_float(at::tensor({0.5, 3.0}, at::kDouble)).equal(at::tensor({0.5F, 3.0F})));
 }
@@ -167,6 +169,7 @@ TEST(Colours, AreAdjustedAsByTorchvision) {
     expect_result(std::string("contrast ") + name, adjust_contrast(pixels, 0.4));
     expect_result(std::string("saturation ") + name, adjust_saturation(pixels, 1.7));
   }
+  expect_result("saturation rounded down", adjust_saturation(image(3, 8, 8, at::kByte), 0.1));
   const at::Tensor grey = image(1, 3, 3);
   EXPECT_TRUE(adjust_saturation(grey, 2).equal(grey));
   EXPECT_TRUE(adjust_contrast(grey, 0).allclose(grey.mean().expand({1, 3, 3})));
