@@ -3,6 +3,7 @@
 # Searches, in this order:
 #   LibTorch_ROOT, Torch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's
 #     choice, so a version outside the wanted range is an error;
+#   LibTorch_INSTALLED: the one that Paceline was installed with;
 #   the package `torch` of Python_EXECUTABLE, which pip sets, or else of the active Python; it is
 #     found but not imported;
 #   LibTorch_FALLBACK: the directory into which tools/setup installs.
@@ -55,7 +56,7 @@ function(_libtorch_given_prefixes out)
     get_filename_component(dir ${dir} ABSOLUTE)
     list(APPEND absolute ${dir})
   endforeach()
-  set(${out} ${absolute} PARENT_SCOPE)
+  set(${out} ${absolute} ${LibTorch_INSTALLED} PARENT_SCOPE)
 endfunction()
 
 function(_libtorch_python_prefix out)
