@@ -262,13 +262,14 @@ int train(const Options& options, const paceline::Config& config) {
       optimizer, {.lr_lambda = {[&](std::int64_t done) { return rate_of(done, options); }}});
 
   std::int64_t step = 0;
-  const paceline::States states{{"model", model},
-                                {"optimizer", optimizer},
-                                {"schedule", schedule},
-                                {"loader", loader},
-                                {"step", step}};
+  double lr = options.lr;
+  const paceline::States states{{"model", model},       {"optimizer", optimizer},
+                                {"schedule", schedule}, {"loader", loader},
+                                {"step", step},         {"lr", lr}};
   paceline::CheckpointDirectory checkpoints(options.run, {.keep_last = 2, .asynchronous = true});
   if (const auto resumed = checkpoints.resume(states)) log.info(resumed->message);
+  TORCH_CHECK(lr == options.lr, "the run in ", options.run.string(), " has an lr of ", lr,
+              ", which its optimizer's state keeps: --fresh begins one with ", options.lr);
   config.save(options.run / "config.yaml");
   log.info(std::to_string(train_set.tokens()) + " bytes to train with, on " +
            std::to_string(paceline::get_world_size()) + " ranks");
