@@ -6,8 +6,8 @@
 /// choice: `paceline bench topology` measures them, and docs/collectives.md has the results.
 ///
 /// **Calls** are collective and blocking, and do nothing on ranks that are not members of the
-/// group. Tensors, types and operations are those of all_reduce on the backend paceline, but for
-/// sparse tensors. The result has the same bits on every rank. Each addition rounds to the type of
+/// group. Types and operations are those of all_reduce on the backend paceline. Tensors are dense
+/// and on the CPU. The result has the same bits on every rank. Each addition rounds to the type of
 /// the tensor, as partial sums travel in it; all_reduce rounds 16-bit floats only once. AVG divides
 /// the sum. After an error the values of the tensor are undefined.
 ///

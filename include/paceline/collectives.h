@@ -6,10 +6,10 @@
 /// **Calls.** Every rank of the group calls the same collectives in the same order. A call returns
 /// when this rank's tensors are final. On ranks that are not members of the group it does nothing.
 ///
-/// **Tensors** are on the CPU. Results are written in place. A tensor that is not contiguous goes
-/// through a copy; an asynchronous call writes that back in wait(). Output memory must not overlap
-/// other inputs or outputs. Exception: a rank's own contribution may already be at its final
-/// position.
+/// **Tensors** are on the CPU or on a CUDA device, as the group's backends allow
+/// (docs/backends.md). Results are written in place. A tensor that is not contiguous goes through a
+/// copy; an asynchronous call writes that back in wait(). Output memory must not overlap other
+/// inputs or outputs. Exception: a rank's own contribution may already be at its final position.
 ///
 /// **Types** on the backend paceline. The calls that only move data take every type. Reductions
 /// take:

@@ -15,7 +15,7 @@ namespace paceline {
 struct JoinOptions {
   /// What DistributedDataParallel divides sums of gradients by. True: the number of all ranks, as
   /// if ranks that have joined had gradients of zero. False: the number of ranks that have not
-  /// joined. Ignored with Average::samples, and with a communication hook, which divides itself.
+  /// joined. Ignored with Average::samples, and with a communication hook: the hook must divide.
   bool divide_by_initial_world_size = true;
   /// False if inputs are known to be even: join() only calls the body.
   bool enable = true;

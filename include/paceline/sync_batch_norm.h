@@ -43,9 +43,9 @@ struct SyncBatchNormOptions {
 /// the other.
 ///
 /// In training, a forward and the backward through it are collective over the group. Statistics are
-/// gathered in float64 on the CPU, and on CUDA devices in float32, or float64 if inputs are. No
-/// gradient is approximated. The input's gradient is the same as in one process with the whole
-/// batch. The gradients of weight and bias are this rank's share;
+/// gathered in float64 on the CPU; on CUDA devices in float32, or in float64 for inputs of float64.
+/// Gradients are exact up to rounding. The input's gradient is the same as in one process with the
+/// whole batch. The gradients of weight and bias are this rank's share;
 /// DistributedDataParallel averages them as usual. If batches differ in size, let each rank's loss
 /// be a sum over its samples, divided by the same number on all ranks. With a mean over the rank's
 /// own samples, samples of small batches would have more weight.

@@ -19,7 +19,7 @@
 namespace paceline::trace {
 namespace {
 
-// As many as fit into a file: 29 MB, which use memory only once touched.
+// As many as fit into a file: 25 MB, which use memory only once touched.
 constexpr std::size_t kCapacity = std::size_t{1} << 19;
 constexpr std::size_t kMaxFacts = 1 << 20;
 // Half a minute of samples: 3 MB.

@@ -97,7 +97,7 @@ SelfTest run_self_test(const std::string& backend, const std::vector<std::string
     if (rank == 0 && stream == launch::Stream::out) output += bytes;
   };
   try {
-    ::signal(SIGALRM, SIG_DFL);  // ignored ones, as a parent may have left it, are not passed on
+    ::signal(SIGALRM, SIG_DFL);  // a parent may ignore it, and `signals` leaves out what is ignored
     constexpr int kSignals[] = {SIGALRM, SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     launch::SignalForwarding signals(kSignals);
     const Alarm alarm(deadline);

@@ -151,7 +151,7 @@ bool may_train(pid_t process) {
   std::error_code error;
   const fs::path program = fs::read_symlink(proc(process, "exe"), error);
   const std::string arguments = content_of(proc(process, "cmdline"));
-  const bool is_viewer = arguments.find(std::string("\0top", 4)) != arguments.npos;
+  const bool is_viewer = arguments.find(std::string("\0top\0", 5)) != arguments.npos;
   return (program.filename() == "paceline" && !is_viewer) ||
          content_of(proc(process, "maps")).find("/libtorch_cpu.so") != std::string::npos;
 }

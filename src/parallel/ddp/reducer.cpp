@@ -124,7 +124,7 @@ void Reducer::watch_output(const at::Tensor& output) {
   });
 }
 
-// Which may outlive this.
+// A backward may outlive its reducer.
 void Reducer::finish_at_end_of(int backward) {
   backward_ = backward;
   torch::autograd::Engine::get_default_engine().queue_callback(

@@ -119,7 +119,7 @@ at::Tensor normalize_on_device(const at::Tensor& given, const Parts& parts, doub
             .index_select(
                 0, at::tensor(found.ranks, at::kLong).to(input.device(), /*non_blocking=*/true));
     counts = at::tensor(found.values).to(mine.device(), mine.scalar_type(), /*non_blocking=*/true);
-    // The kernel counts in the type of the running statistics, and 16 bits hold too small numbers.
+    // The kernel counts in the type of the running statistics, and types of 16 bits end too early.
     const auto widened = [&](const at::Tensor& statistic) {
       return statistic.defined() ? std::optional(statistic.to(mine.scalar_type())) : std::nullopt;
     };

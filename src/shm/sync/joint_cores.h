@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/cores.h"
 #include "shm/sync/cache_line.h"
 
 namespace paceline::shm {
@@ -23,7 +24,7 @@ class JointCores {
 
  private:
   static constexpr std::size_t kBits = 64;
-  static constexpr std::size_t kCores = 1024;  // as many as a cpu_set_t has
+  static constexpr std::size_t kCores = 8 * sizeof(base::CpuSet);
 
   std::array<std::atomic<std::uint64_t>, kCores / kBits> mask_;
   // On a line of its own: slow waits and small reductions read it.

@@ -50,7 +50,7 @@ TEST_F(ReadMemory, ReadsTheMachine) {
   EXPECT_FALSE(facts.limit);
 }
 
-TEST_F(ReadMemory, TakesTheTightestLimitOnThePath) {
+TEST_F(ReadMemory, TakesTheGroupOnThePathWithTheLeastLeft) {
   write("cg/a/b/memory.max", "max\n");
   write("cg/a/memory.max", "3145728\n");
   write("cg/a/memory.current", "2097152\n");

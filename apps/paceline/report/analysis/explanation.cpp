@@ -175,8 +175,7 @@ void Explanation::too_few_steps() {
       a_.warm_up, kFewestSteps);
   suggest("Let the program run for 20 steps or more; a rank that is killed loses the last ones.");
   if (a_.models == 0) {
-    because(
-        "No timeline has a step. Train a model in DistributedDataParallel, on more than one rank.");
+    because("No timeline has a step. Train a model in DistributedDataParallel.");
   }
 }
 
