@@ -113,6 +113,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> ProcessGroup::c10d() const {
 }
 
 ProcessGroup new_group(std::vector<int> ranks, const GroupOptions& options) {
+  distributed::check_not_forked("new_group");  // it would take the parent's place in the store
   std::unique_lock lock(ProcessState::instance().mutex);
   ActiveWorld& world = active_world(lock);
   // Its store has keys of earlier ranks.

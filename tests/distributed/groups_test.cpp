@@ -21,6 +21,7 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include <paceline/collectives.h>
@@ -143,13 +144,19 @@ TEST_P(GroupsBackends, AForkedChildCannotUseThem) {
             refused += std::string(error.what()).find("in a forked child") != std::string::npos;
           }
         }
-        ::_exit(refused == 2 ? 0 : 1);
+        try {
+          std::ignore = new_group();
+        } catch (const UsageError&) {
+          ++refused;
+        }
+        ::_exit(refused == 3 ? 0 : 1);
       }
       int status = 0;
       ::waitpid(child, &status, 0);
       EXPECT_EQ(status, 0);
     }
     all_reduce(torch::ones({2}), {.group = group});
+    all_reduce(torch::ones({2}), {.group = new_group()});
   });
 }
 
