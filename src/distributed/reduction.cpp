@@ -57,13 +57,30 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
       operation, c10::toString(scalar), known ? shm::name(*known) : "an unknown reduction"));
 }
 
+namespace {
+
+// Rounded to nearest, and exact for whole factors: LibTorch multiplies integers by floating point
+// numbers in float32, which does not hold all of them.
+at::Tensor times(const at::Tensor& integers, const at::Tensor& factor) {
+  constexpr double kExact = 0x1p53;  // all integers up to here are a double
+  const at::Tensor by = factor.to(at::kDouble);
+  const bool is_whole = by.equal(by.round()) && by.abs().le(kExact).all().item<bool>();
+  return is_whole ? integers.to(at::kLong).mul(by.to(at::kLong))
+                  : integers.to(at::kDouble).mul(by).round_();
+}
+
+}  // namespace
+
 at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
   const auto& factor = static_cast<const c10d::PreMulSumSupplement&>(*op.supplement_);
   const at::Tensor plain = tensor.detach();
-  return (factor.tensor_factor.defined() ? plain.mul(factor.tensor_factor)
-                                         : plain.mul(factor.double_factor))
-      .to(tensor.scalar_type());
+  const at::Tensor& by = factor.tensor_factor;
+  if (c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {
+    const at::Tensor number = at::scalar_tensor(factor.double_factor, at::kDouble);
+    return times(plain, by.defined() ? by : number).to(tensor.scalar_type());
+  }
+  return (by.defined() ? plain.mul(by) : plain.mul(factor.double_factor)).to(tensor.scalar_type());
 }
 
 }  // namespace paceline::distributed

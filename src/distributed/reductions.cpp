@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <paceline/collectives.h>
 
+#include "base/deadline.h"
 #include "distributed/backend.h"
 #include "distributed/start.h"
 
@@ -115,7 +118,7 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
                       "for the group's",
                       options.timeout->count()));
     }
-    request.timeout = *options.timeout;
+    request.timeout = std::min(*options.timeout, base::Deadline::kLongest);
   }
   distributed::translate("monitored_barrier",
                          [&] { backend->monitoredBarrier(request, options.wait_all_ranks); });

@@ -233,6 +233,14 @@ TEST_P(CollectivesRanksUpTo3, EveryReductionEqualsGloos) {
     auto premultiplied = torch::full({5}, 2.0);
     all_reduce(premultiplied, {.op = c10d::makePreMulSum(0.5 * (rank + 1))});
     EXPECT_TRUE(premultiplied.eq(n * (n + 1) / 2.0).all().item<bool>()) << premultiplied;
+    const std::int64_t odd = (std::int64_t{1} << 40) + 1;  // no float32
+    auto integers = torch::tensor({odd, std::int64_t{29}}, at::kLong);
+    all_reduce(integers, {.op = c10d::makePreMulSum(3.0)});
+    EXPECT_TRUE(integers.equal(torch::tensor({3 * n * odd, std::int64_t{87} * n}, at::kLong)));
+    integers = torch::tensor({odd, std::int64_t{29}}, at::kLong);
+    all_reduce(integers, {.op = c10d::makePreMulSum(torch::tensor(0.1, at::kDouble))});
+    EXPECT_TRUE(integers.equal(torch::tensor({n * (odd / 10 + 1), std::int64_t{3} * n}, at::kLong)))
+        << integers;
     auto complex = torch::full({3}, c10::complex<double>(rank, 1), at::kComplexDouble);
     all_reduce(complex, {.op = ReduceOp::PRODUCT});
     c10::complex<double> product = 1;
@@ -285,6 +293,8 @@ TEST_P(CollectivesWorlds, RunInOrderWithAsynchronousOnes) {
     { const Work dropped = barrier_async(); }
     barrier();
     monitored_barrier();
+    monitored_barrier({.timeout = std::chrono::milliseconds::max()});
+    barrier();
   });
 }
 
