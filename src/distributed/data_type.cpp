@@ -29,6 +29,24 @@ std::optional<shm::DataType> data_type_of(at::ScalarType type) {
       return DataType::complex64;
     case at::kComplexDouble:
       return DataType::complex128;
+    case at::kUInt16:
+      return DataType::uint16;
+    case at::kUInt32:
+      return DataType::uint32;
+    case at::kUInt64:
+      return DataType::uint64;
+    case at::kComplexHalf:
+      return DataType::complex32;
+    case at::kFloat8_e5m2:
+      return DataType::float8_e5m2;
+    case at::kFloat8_e4m3fn:
+      return DataType::float8_e4m3fn;
+    case at::kFloat8_e5m2fnuz:
+      return DataType::float8_e5m2fnuz;
+    case at::kFloat8_e4m3fnuz:
+      return DataType::float8_e4m3fnuz;
+    case at::kFloat8_e8m0fnu:
+      return DataType::float8_e8m0fnu;
     default:
       return std::nullopt;
   }

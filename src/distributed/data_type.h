@@ -8,7 +8,7 @@
 
 namespace paceline::distributed {
 
-// The type's name in shm; none if shm does not reduce it.
+// The type's name in shm; none if shm has none, and moves it as bytes.
 std::optional<shm::DataType> data_type_of(at::ScalarType type);
 
 }  // namespace paceline::distributed

@@ -83,5 +83,20 @@ TEST(Collectives, MismatchHasTheSameTextOnEveryRank) {
   }
 }
 
+// Of types that are only moved.
+TEST(Collectives, MismatchNamesTypesOfTheSameNumberOfBytes) {
+  const auto ends = test::run_torch_ranks(2, "paceline", [](const RankContext& context) {
+    const World world = init_process_group(context.init);
+    broadcast(context.rank == 0 ? torch::ones({4}, at::kUInt16) : torch::ones({2}, at::kUInt32));
+    return std::string("no error");
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(
+        end.report,
+        "threw: rank 0 called broadcast of 4 uint16 from rank 0, rank 1 broadcast of 2 uint32 "
+        "from rank 0; call 1 of group world");
+  }
+}
+
 }  // namespace
 }  // namespace paceline

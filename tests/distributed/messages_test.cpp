@@ -208,6 +208,19 @@ TEST(Messages, RejectInvalidArguments) {
   });
 }
 
+TEST(Messages, OfAnotherTypeOfTheSameSizeAreAMismatch) {
+  expect_torch_ranks(2, "paceline", [](int rank, int) {
+    const auto t = torch::ones({3}).to(rank == 0 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
+    EXPECT_THAT(
+        [&] {
+          rank == 0 ? send(t, 1) : static_cast<void>(recv(t, {.src = 0}));
+          barrier();
+        },
+        ThrowsMessage<Mismatch>(HasSubstr("rank 0 sent 3 float8_e4m3fn to rank 1 with tag 0, "
+                                          "which received 3 float8_e5m2")));
+  });
+}
+
 TEST(Messages, FromAnyRankOfAGroupOfOneAreRefused) {
   expect_torch_ranks(1, "paceline", [](int, int) {
     EXPECT_THAT([] { static_cast<void>(recv(torch::ones({2}))); },

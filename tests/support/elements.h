@@ -83,6 +83,8 @@ inline void put(shm::DataType type, void* at, std::size_t i, Value value) {
       return put_as(at, i, std::complex<float>(value));
     case DataType::complex128:
       return put_as(at, i, value);
+    default:
+      return;
   }
 }
 
@@ -113,8 +115,9 @@ inline Value get(shm::DataType type, const void* at, std::size_t i) {
       return Value(get_as<std::complex<float>>(at, i));
     case DataType::complex128:
       return get_as<Value>(at, i);
+    default:
+      return 0;
   }
-  return 0;
 }
 
 // The value rounded to the type.

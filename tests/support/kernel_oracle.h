@@ -290,7 +290,7 @@ void visit_type(DataType type, Visitor&& visitor) {
       return visitor(std::complex<float>{});
     case DataType::complex128:
       return visitor(std::complex<double>{});
-    case DataType::byte:
+    default:
       FAIL() << "not reducible";
   }
 }

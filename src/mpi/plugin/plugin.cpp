@@ -78,11 +78,22 @@ MPI_Datatype datatype_of(DataType type) {
       return MPI_DOUBLE;
     case DataType::float16:
     case DataType::bfloat16:
+    case DataType::uint16:
       return MPI_UINT16_T;
+    case DataType::uint32:
+    case DataType::complex32:
+      return MPI_UINT32_T;
+    case DataType::uint64:
+      return MPI_UINT64_T;
     case DataType::int8:
       return MPI_INT8_T;
     case DataType::uint8:
     case DataType::boolean:
+    case DataType::float8_e5m2:
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2fnuz:
+    case DataType::float8_e4m3fnuz:
+    case DataType::float8_e8m0fnu:
       return MPI_UINT8_T;
     case DataType::int16:
       return MPI_INT16_T;

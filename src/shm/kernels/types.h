@@ -5,8 +5,8 @@
 
 namespace paceline::shm {
 
-// The element types in fingerprints, so that ranks detect a disagreement. `byte` is any other type,
-// which is moved but never reduced.
+// The element types in fingerprints, so that ranks detect a disagreement. Those from `byte` on are
+// moved but never reduced; `byte` is any type without a name here.
 enum class DataType : std::uint8_t {
   float32,
   float64,
@@ -20,7 +20,16 @@ enum class DataType : std::uint8_t {
   boolean,
   complex64,
   complex128,
-  byte
+  byte,
+  uint16,
+  uint32,
+  uint64,
+  complex32,
+  float8_e5m2,
+  float8_e4m3fn,
+  float8_e5m2fnuz,
+  float8_e4m3fnuz,
+  float8_e8m0fnu
 };
 
 enum class ReduceOp : std::uint8_t { sum, avg, product, min, max, bit_and, bit_or, bit_xor };

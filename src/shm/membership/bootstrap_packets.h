@@ -16,7 +16,7 @@ namespace paceline::shm {
 // malformed packet.
 
 inline constexpr OpContext kConnecting{"connect", 0};
-inline constexpr std::uint32_t kProtocol = 15;
+inline constexpr std::uint32_t kProtocol = 16;
 
 // A rank's first packet; its pipe's read end travels with it. If the rank cannot join, the reason
 // follows instead.
