@@ -26,6 +26,9 @@ namespace {
 // Two ranks of an engine connect at their first message, for which Gloo has five times as long as
 // this. Transfers have no other limit.
 constexpr std::chrono::seconds kConnectLimit{2};
+// A group connects when it is made. Ranks on busy cores have at least this, again five times, or
+// the group's timeout if that is shorter.
+constexpr std::chrono::seconds kLeastConnectLimit{10};
 
 using Devices = std::vector<std::shared_ptr<::gloo::transport::Device>>;
 using c10d::ProcessGroupGloo;
@@ -168,7 +171,12 @@ c10::intrusive_ptr<c10d::Backend> make(const distributed::BackendRequest& reques
   // An abort would make the connections that are made lazily.
   const auto make_one =
       connects_lazily(chosen) ? connect<ProcessGroupGloo> : connect<AbortableGloo>;
-  auto backend = make_one(request, std::move(devices), chosen.threads, request.timeout);
+  // All ranks have just been here.
+  const auto timeout = std::max<std::chrono::milliseconds>(
+      request.timeout / 5,
+      std::min<std::chrono::milliseconds>(request.timeout, kLeastConnectLimit));
+  auto backend = make_one(request, std::move(devices), chosen.threads, timeout);
+  backend->setTimeout(request.timeout);
   // A rank that left at once would close connections that other ranks still check.
   backend->barrier()->wait();
   return backend;
