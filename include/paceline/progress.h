@@ -56,8 +56,9 @@ class PACELINE_API Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Begins epoch `epoch`, counted from 0. Time between epochs does not count.
-  void start_epoch(int epoch);
+  /// Begins epoch `epoch`, counted from 0, of which `step` steps were done before, by a run that
+  /// this one resumes. Time between epochs does not count. Throws UsageError for a negative step.
+  void start_epoch(int epoch, std::int64_t step = 0);
   /// Counts a step of `samples` samples on this rank. The report has the epoch's mean loss on this
   /// rank, and the samples a second of all ranks, estimated as this rank's times world_size.
   void step(std::int64_t samples, double loss);
@@ -67,6 +68,7 @@ class PACELINE_API Progress {
 
   struct State {
     int epoch = 0;
+    std::int64_t first = 0;  // steps of the epoch that were done before
     std::int64_t step = 0;
     std::int64_t samples = 0;
     double loss_sum = 0;

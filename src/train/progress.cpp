@@ -80,9 +80,12 @@ Progress::~Progress() {
   if (line_open_) write("\n");
 }
 
-void Progress::start_epoch(int epoch) {
+void Progress::start_epoch(int epoch, std::int64_t step) {
+  if (step < 0) {
+    throw UsageError(fmt::format("Progress::start_epoch: step is {}; it must not be negative", step));
+  }
   if (options_.output == nullptr) return;
-  state_ = {.epoch = epoch};
+  state_ = {.epoch = epoch, .first = step, .step = step};
   epoch_start_ = last_report_ = options_.clock();
 }
 
@@ -102,7 +105,7 @@ void Progress::step(std::int64_t samples, double loss) {
 void Progress::report(Clock::time_point now, bool last) {
   last_report_ = now;
   const double elapsed = std::max(std::chrono::duration<double>(now - epoch_start_).count(), 1e-9);
-  const auto done = static_cast<double>(state_.step);
+  const auto done = static_cast<double>(state_.step - state_.first);
   // Not negative if a training runs more steps than its options say.
   const auto left = static_cast<double>(
       std::max<std::int64_t>(options_.steps * (options_.epochs - state_.epoch) - state_.step, 0));

@@ -89,6 +89,16 @@ TEST_F(ProgressTest, AlwaysWritesTheLastStepOfAnEpoch) {
   EXPECT_EQ(output.take(), "epoch 3/3  step 100/100  6,400 samples/s  loss 1.0000  0:00 left\n");
 }
 
+TEST_F(ProgressTest, CountsOnWhereAnEpochIsResumed) {
+  Progress progress(options(0));
+  progress.start_epoch(2, 90);
+  for (int i = 90; i < 100; ++i) step_after(progress, 1s, 2);
+  EXPECT_EQ(output.take(),
+            "epoch 3/3  step 95/100  128 samples/s  loss 2.0000  0:05 left\n"
+            "epoch 3/3  step 100/100  128 samples/s  loss 2.0000  0:00 left\n");
+  EXPECT_THROW(progress.start_epoch(0, -1), UsageError);
+}
+
 TEST_F(ProgressTest, RedrawsABarOnATerminal) {
   Progress progress(options(90));
   step_after(progress, 99ms);
