@@ -89,9 +89,6 @@ int report_command(const std::vector<std::string>& arguments) {
   const report::Job job = report::read_job(options.directory);
   const report::Analysis analysis = report::analyse(job);
   const report::Diagnosis diagnosis = report::diagnose(analysis);
-  if (!options.output.empty()) {
-    write_page(options.output, report::report_page(job, analysis, diagnosis));
-  }
   for (const std::string& note : job.notes) {
     std::fputs(fmt::format("paceline report: {}\n", note).c_str(), stderr);
   }
@@ -99,8 +96,12 @@ int report_command(const std::vector<std::string>& arguments) {
     print(report::report_json(job, analysis, diagnosis) + '\n');
   } else {
     const auto gain = first_prediction(diagnosis);
-    print(fmt::format("{}\n{}{}\n", diagnosis.sentence, gain ? report::text_of(*gain) + '\n' : "",
-                      options.output));
+    print(diagnosis.sentence + '\n' + (gain ? report::text_of(*gain) + '\n' : ""));
+  }
+  // Last: a page that cannot be written costs nothing else.
+  if (!options.output.empty()) {
+    write_page(options.output, report::report_page(job, analysis, diagnosis));
+    if (!options.json) print(options.output + '\n');
   }
   return 0;
 }

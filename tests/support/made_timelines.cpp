@@ -36,6 +36,7 @@ class MadeStep {
       }
       reduced = std::max(reduced, published) + job_.reduction;
       if (bucket == job_.buckets - 1) reduced += job_.delay(number_);
+      published_.push_back(published);
       reduced_.push_back(reduced);
     }
     for (int rank = 0; rank < job_.ranks; ++rank) make_spans(rank);
@@ -60,10 +61,16 @@ class MadeStep {
     double waited = publication(rank, job_.buckets - 1);
     for (int bucket = 0; bucket < job_.buckets; ++bucket) {
       const double reduced = reduced_[static_cast<std::size_t>(bucket)];
+      const double published = published_[static_cast<std::size_t>(bucket)];
       add(rank, Kind::bucket, publication(rank, bucket), reduced, bucket);
-      if (reduced <= waited) continue;
-      add(rank, Kind::wait, waited, reduced, bucket, last_rank_);
-      waited = reduced;
+      if (published > waited) {
+        add(rank, Kind::wait, waited, published, bucket, last_rank_);
+        waited = published;
+      }
+      if (reduced > waited) {
+        add(rank, Kind::wait, waited, reduced, bucket);
+        waited = reduced;
+      }
     }
     add(rank, Kind::backward, forward_end, end);
     add(rank, Kind::step, arrival(rank), end);
@@ -93,6 +100,7 @@ class MadeStep {
   int number_;
   std::vector<report::RankTrace>& traces_;
   std::vector<double>& now_;
+  std::vector<double> published_;  // by all ranks, by bucket
   std::vector<double> reduced_;
   int last_rank_ = 0;
 };

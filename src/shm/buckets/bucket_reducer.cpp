@@ -344,7 +344,7 @@ void BucketReducer::await(BucketWait& context, int rank) {
   if (context.reached(rank)) return;
   const auto begin = Clock::now();
   region_->await(context.word(rank), blocks_.step(), rank, context);
-  const int charged = context.is_for_other_nodes() ? -1 : region_->global_ranks().of(rank);
+  const int charged = context.is_for_gradients() ? region_->global_ranks().of(rank) : -1;
   waits_.push_back({static_cast<int>(context.bucket()), charged, begin, Clock::now()});
 }
 

@@ -96,6 +96,11 @@ bool BucketWait::is_for_other_nodes() const {
   return word_ == kGathered || word_ == &ControlBlocks::BucketWords::combined;
 }
 
+bool BucketWait::is_for_gradients() const {
+  using Words = ControlBlocks::BucketWords;
+  return word_ == &Words::published || word_ == &Words::skipped;
+}
+
 // Of the other words, none depends on another node once its wait has begun.
 RankSet BucketWait::missing_on_other_nodes() const {
   return is_for_other_nodes() ? two_level_->missing_on_other_nodes() : RankSet();

@@ -68,6 +68,8 @@ class BucketWait : public WaitContext {
   std::size_t bucket() const { return bucket_; }
   // Whether the wait ends with data from other nodes.
   bool is_for_other_nodes() const;
+  // Whether it ends once the rank has the bucket's gradients, or has skipped it.
+  bool is_for_gradients() const;
   // The rank's word that this waits for.
   const Word& word(int rank) const;
   bool reached(int rank) const { return Region::reached(word(rank), blocks_.step()); }

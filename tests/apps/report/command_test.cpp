@@ -201,6 +201,7 @@ TEST_F(Report, WritesThePageToOutput) {
 
   auto nowhere = report({directory().string(), "--output=/no/such/place.html"});
   EXPECT_EQ(nowhere.wait(), 1);
+  EXPECT_THAT(nowhere.out(), StartsWith("All is well: "));
   EXPECT_EQ(nowhere.err(),
             "paceline report: cannot write /no/such/place.html: No such file or directory "
             "(ENOENT)\n");

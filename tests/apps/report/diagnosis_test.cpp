@@ -424,5 +424,86 @@ TEST(Diagnosis, AMissingRankIsFoundByItsPeers) {
   EXPECT_EQ(diagnosis.rank, 1);
 }
 
+// The others wait for its part of the reductions, too; whether it publishes late, they know.
+TEST(Diagnosis, AMissingRankIsNotLateInReductions) {
+  auto traces = make_timelines({.ranks = 4, .reduction = 2500});
+  traces.pop_back();
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::communication);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("gradients that the ranks with timelines have "));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("1 of 4 ranks have no timeline here")));
+}
+
+TEST(Diagnosis, AKnownRankIsLateUntilItHasPublishedIfAnotherIsMissing) {
+  auto traces =
+      make_timelines({.ranks = 4,
+                      .bytes = std::uint64_t{1} << 28,
+                      .computing = [](int rank, int) { return rank == 1 ? 9300.0 : 9000.0; },
+                      .reduction = 2500});
+  traces.pop_back();
+  for (RankTrace& trace : traces) {
+    for (trace::Span& span : trace.spans) {
+      if (span.kind == trace::Kind::wait && trace.rank != 1) span.peer = 1;
+    }
+  }
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::communication);
+}
+
+// Waits for another node name no rank: rank 3 there may be late, or the network slow.
+TEST(Diagnosis, ALateRankOfAnotherNodeIsNotBlamedOnTheRanksHere) {
+  auto traces = make_timelines({.ranks = 4, .bytes = 1024, .computing = [](int rank, int) {
+                                  return rank == 3 ? 15000.0 : 10000.0;
+                                }});
+  traces.resize(2);
+  for (RankTrace& trace : traces) {
+    for (trace::Span& span : trace.spans) span.peer = -1;
+  }
+  const Diagnosis diagnosis = diagnose(analyse(merge(traces)));
+  EXPECT_EQ(diagnosis.finding, Finding::delayed);
+  EXPECT_THAT(diagnosis.sentence, HasSubstr("gradients that the ranks with timelines have "));
+  EXPECT_THAT(diagnosis.why, Contains(HasSubstr("2 of 4 ranks have no timeline here")));
+  ASSERT_EQ(diagnosis.remedies.size(), 1U);
+  EXPECT_THAT(diagnosis.remedies[0].text, HasSubstr("where the other ranks run"));
+  EXPECT_FALSE(diagnosis.remedies[0].prediction);
+}
+
+// Each of them is the last one in every other step.
+double of_two_slow_ranks(int rank, int step, double slow) {
+  return (rank < 2 ? 10000.0 : slow) + ((rank + step) % 2 == 0 ? 120.0 : 0.0);
+}
+
+TEST(Diagnosis, SeveralRanksComputeLonger) {
+  const Diagnosis diagnosis = diagnosis_of({.ranks = 4, .computing = [](int rank, int step) {
+                                              return of_two_slow_ranks(rank, step, 14000.0);
+                                            }});
+  EXPECT_EQ(diagnosis.finding, Finding::slow_ranks);
+  EXPECT_EQ(diagnosis.rank, -1);
+  EXPECT_THAT(diagnosis.sentence,
+              HasSubstr("Ranks 2, 3 hold this run back: they compute 14.1 ms a step, the others "
+                        "10.1 ms (+40 %); ranks wait for late ones "));
+  EXPECT_EQ(prediction_of(diagnosis).if_what, "ranks 2, 3 were as fast as the others");
+  EXPECT_NEAR(prediction_of(diagnosis).after, 10120, 20);
+}
+
+// The slower of the two is the last one in most steps, and alone would save next to nothing.
+TEST(Diagnosis, SeveralRanksComputeLongerAlsoIfOneIsLast) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.ranks = 4, .computing = [](int rank, int step) {
+                      return of_two_slow_ranks(rank, step, rank == 3 ? 13500 : 13000);
+                    }});
+  EXPECT_EQ(diagnosis.finding, Finding::slow_ranks);
+}
+
+TEST(Diagnosis, TimeBetweenStepsOnACoreIsNotForDataLoaders) {
+  auto traces = make_timelines({.between = [](int, int) { return 6000.0; }, .queued = never});
+  const auto first_remedy = [&] { return texts_of(diagnose(analyse(merge(traces))))[0]; };
+  EXPECT_THAT(first_remedy(), HasSubstr("data loader"));
+  for (RankTrace& trace : traces) {
+    for (std::size_t i = 0; i < trace.thread.size(); ++i) trace.thread[i].cpu += i / 2 * 6000;
+  }
+  EXPECT_EQ(diagnose(analyse(merge(traces))).finding, Finding::between_steps);
+  EXPECT_THAT(first_remedy(), HasSubstr("optimizer.step()"));
+}
+
 }  // namespace
 }  // namespace paceline::report

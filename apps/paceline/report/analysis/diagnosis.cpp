@@ -39,14 +39,16 @@ constexpr double kNotableFaults = 1;
 // time.
 constexpr double kDropsPages = 0.01;
 
+// How many times as much several slow ranks must cost as one of them alone.
+constexpr double kOfSeveral = 1.5;
 // A remedy that gains less than this part of the time does not explain why ranks wait.
 constexpr double kNextToNothing = 0.02;
 
 // By Finding.
-constexpr std::array<std::string_view, 15> kNames{
-    "too_few_steps", "all_well",  "straggler",    "late_starter",  "too_many_ranks",
-    "same_cores",    "cpu_limit", "shared_cores", "memory",        "uneven_load",
-    "communication", "delayed",   "short_steps",  "between_steps", "pauses"};
+constexpr std::array<std::string_view, 16> kNames{
+    "too_few_steps", "all_well",    "straggler",     "slow_ranks", "late_starter", "too_many_ranks",
+    "same_cores",    "cpu_limit",   "shared_cores",  "memory",     "uneven_load",  "communication",
+    "delayed",       "short_steps", "between_steps", "pauses"};
 
 double median_of_others(const Analysis& a, int rank, double RankTimes::*what) {
   std::vector<double> values;
@@ -89,6 +91,50 @@ LateRank find_late_rank(const Analysis& a) {
   late.later_start = times->between - median_of_others(a, late.rank, &RankTimes::between);
   late.starts_late = late.later_start > 0 && starts_late(a, index_of(a, late));
   return late;
+}
+
+// The ranks above the largest gap between the ranks' mean computing. Where it changes from step to
+// step which rank is late, their means hardly differ.
+SlowRanks find_slow_ranks(const Analysis& a) {
+  std::vector<double> means;
+  for (const RankTimes& one : a.ranks) means.push_back(one.computing);
+  std::ranges::sort(means);
+  std::size_t usual = 0;  // how many ranks are not slow
+  double widest = 0;
+  for (std::size_t i = 1; i < means.size(); ++i) {
+    const double gap = means[i] - means[i - 1];
+    if (gap > widest) {
+      widest = gap;
+      usual = i;
+    }
+  }
+  SlowRanks slow;
+  if (widest <= 0) return slow;
+  const auto mean_of = [&](std::size_t begin, std::size_t end) {
+    double sum = 0;
+    for (std::size_t i = begin; i < end; ++i) sum += means[i];
+    return sum / static_cast<double>(end - begin);
+  };
+  slow.usual_computing = mean_of(0, usual);
+  slow.computing = mean_of(usual, means.size());
+  for (const RankTimes& one : a.ranks) {
+    const bool is_slow = one.computing >= means[usual];
+    if (is_slow) slow.ranks.push_back(one.rank);
+    slow.parts.push_back(is_slow ? slow.usual_computing / one.computing : 1);
+  }
+  return slow;
+}
+
+// Whether they, and not one of them or uneven batches, hold the others back.
+bool are_slow(const Analysis& a, const SlowRanks& slow, const LateRank& rank) {
+  if (slow.ranks.size() < 2) return false;
+  const Replay replay = replay_without_queue(a);
+  const auto gain_of = [&](const Replay& other) { return replay.period() - other.period(); };
+  const double gain = gain_of(replay.with_part_of_computing(slow.parts));
+  const double of_one =
+      rank.times == nullptr ? 0 : gain_of(replay.with_usual_computing(index_of(a, rank)));
+  return gain >= kNotable * replay.period() && gain >= kOfSeveral * of_one &&
+         gain >= gain_of(replay.with_even_computing());
 }
 
 // If the size is not known, what was measured stands: communication.
@@ -182,7 +228,7 @@ bool queue_explains_waits(const Analysis& a, const Shares& shares) {
   return !a.replayed || shares.queue > 0 || a.stall + a.communication - left >= kNotable;
 }
 
-Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
+Finding find_bottleneck(const Analysis& a, const LateRank& rank, const SlowRanks& slow) {
   const Shares shares = notable_shares(a);
   if (a.steps.size() < kFewestSteps) {
     const bool paused = shares.pauses > 0 && a.steps.size() + a.pauses >= kFewestSteps;
@@ -199,11 +245,13 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
   if (most == shares.pauses) return Finding::pauses;
   if (most == shares.between) return Finding::between_steps;
   if (most == shares.queue) return why_queued(a);
-  if (one_rank) {
+  const bool several = most == shares.late && are_slow(a, slow, rank);
+  if (one_rank && !several) {
     if (rank.starts_late && all_sleep_between(a, rank)) return Finding::between_steps;
     return rank.starts_late ? Finding::late_starter : Finding::straggler;
   }
   if (is_crowded(a) && queue_explains_waits(a, shares)) return why_queued(a);
+  if (several) return Finding::slow_ranks;
   const double waiting = a.late + a.communication;
   if ((1 - waiting) * a.mean_period < kShortStep && waiting >= kNotableSynchronisation &&
       waits_for_wake_ups(a)) {
@@ -217,7 +265,8 @@ Finding find_bottleneck(const Analysis& a, const LateRank& rank) {
 
 Diagnosis diagnose(const Analysis& analysis) {
   const LateRank late = find_late_rank(analysis);
-  return explain(find_bottleneck(analysis, late), analysis, late);
+  const SlowRanks slow = find_slow_ranks(analysis);
+  return explain(find_bottleneck(analysis, late, slow), analysis, late, slow);
 }
 
 std::string_view name_of(Finding finding) {

@@ -27,11 +27,14 @@ constexpr double kNotableElsewhere = 0.25;
 // Parts of the time from which on between_steps mentions waits for late ranks, and sleep in steps.
 constexpr double kNotableStall = 0.10;
 constexpr double kNotableSleep = 0.05;
+// The part of the time between steps in which threads must sleep for remedies against waiting.
+constexpr double kNotableWaiting = 0.2;
 
 class Explanation {
  public:
-  Explanation(Finding finding, const Analysis& analysis, const LateRank& late)
-      : a_(analysis), late_(late), replay_(analysis.steps) {
+  Explanation(Finding finding, const Analysis& analysis, const LateRank& late,
+              const SlowRanks& slow)
+      : a_(analysis), late_(late), slow_(slow), replay_(analysis.steps) {
     d_.finding = finding;
   }
 
@@ -50,6 +53,8 @@ class Explanation {
         return all_well();
       case Finding::straggler:
         return straggler();
+      case Finding::slow_ranks:
+        return slow_ranks();
       case Finding::late_starter:
         return late_starter();
       case Finding::too_many_ranks:
@@ -141,12 +146,23 @@ class Explanation {
     return fmt::format("the others wait for it {} a step, {} of their time",
                        time_text(a_.settled.stall_per_step), share_text(a_.settled.stall));
   }
+  // Of the ranks that train the model together, those without a timeline here.
+  int unknown_ranks() const { return a_.group_size - static_cast<int>(a_.ranks.size()); }
+  const char* known_ranks_have() const {
+    return unknown_ranks() > 0 ? "the ranks with timelines have" : "all ranks have";
+  }
+  void add_unknown_ranks() {
+    if (unknown_ranks() <= 0) return;
+    because("{} of {} ranks have no timeline here, so they may be late instead.", unknown_ranks(),
+            a_.group_size);
+  }
   // Of the time in which threads could run; only if it is known.
   std::string queued() const { return share_text(a_.queued.value_or(0)); }
 
   void too_few_steps();
   void all_well();
   void straggler();
+  void slow_ranks();
   void late_starter();
   void too_many_ranks();
   void same_cores();
@@ -165,6 +181,7 @@ class Explanation {
 
   const Analysis& a_;
   const LateRank& late_;
+  const SlowRanks& slow_;
   Replay replay_;
   std::optional<Prediction> gain_;
   Diagnosis d_;
@@ -209,6 +226,23 @@ void Explanation::straggler() {
         "larger?");
   }
   add_late_rank();
+}
+
+void Explanation::slow_ranks() {
+  const std::string ranks = fmt::format("{}", fmt::join(slow_.ranks, ", "));
+  say("Ranks {} hold this run back: they compute {} a step, the others {} ({:+.0f} %); ranks wait "
+      "for late ones {} a step, {} of their time.",
+      ranks, time_text(slow_.computing), time_text(slow_.usual_computing),
+      100 * (slow_.computing / slow_.usual_computing - 1), time_text(a_.settled.stall_per_step),
+      share_text(a_.settled.stall));
+  because("They are slower in most steps, so uneven batches are not the cause.");
+  predict(fmt::format("ranks {} were as fast as the others", ranks),
+          replay_.with_part_of_computing(slow_.parts).period());
+  suggest(
+      "Look at the cores of these ranks: slower cores of the machine, another socket, a lower "
+      "clock, "
+      "other work, fewer cores for each rank or a smaller OMP_NUM_THREADS.");
+  suggest("Compare their batches with the other ranks' batches: do they always get longer ones?");
 }
 
 void Explanation::late_starter() {
@@ -353,15 +387,15 @@ void Explanation::uneven_load() {
 void Explanation::exposed_communication() {
   const BucketTimes* const bucket = worst_bucket(&BucketTimes::communication);
   if (bucket == nullptr) {
-    say("Communication is exposed: {} of the time is spent waiting for gradients that all ranks "
-        "have computed.",
-        share_text(a_.communication));
+    say("Communication is exposed: {} of the time is spent waiting for gradients that {} computed.",
+        share_text(a_.communication), known_ranks_have());
   } else {
-    say("Communication is exposed: {} of the time is spent waiting for gradients that all ranks "
-        "have computed, most of it for bucket {}.",
-        share_text(a_.communication), bucket->number);
+    say("Communication is exposed: {} of the time is spent waiting for gradients that {} computed, "
+        "most of it for bucket {}.",
+        share_text(a_.communication), known_ranks_have(), bucket->number);
     because("Ranks wait longest for {}.", described(*bucket));
   }
+  add_unknown_ranks();
   because("Backward hid {} of the communication.", share_text(a_.overlap));
   if (a_.reduction && bytes_of_step(a_)) because("{}.", expected_text());
   if (!bytes_of_step(a_)) {
@@ -373,10 +407,18 @@ void Explanation::exposed_communication() {
 void Explanation::delayed() {
   const double expected = expected_communication(a_)->sum();  // known, else this were communication
   const double waited = a_.settled.communication * a_.mean_period;
-  say("Ranks delay each other in reductions: they wait {} a step for gradients that all ranks have "
-      "computed, {} of the time.",
-      time_text(waited), share_text(a_.settled.communication));
+  say("Ranks delay each other in reductions: they wait {} a step for gradients that {} computed, "
+      "{} "
+      "of the time.",
+      time_text(waited), known_ranks_have(), share_text(a_.settled.communication));
   because("{}, so their size does not explain {} a step.", expected_text(), time_text(waited));
+  if (unknown_ranks() > 0) {
+    add_unknown_ranks();
+    suggest(
+        "Look for a late rank, or a slow network, where the other ranks run: read the report, or "
+        "watch paceline top, there.");
+    return;
+  }
   predict(a_.reduction ? "reductions took no longer than measured before the first step"
                        : "reductions took no longer than on a slow network",
           replay_.with_communication(std::min(1.0, expected / waited)).period());
@@ -441,15 +483,17 @@ void Explanation::between_steps() {
         "others wait for a late rank.",
         time_text(a_.settled.stall_per_step), late_.rank, share_text(late_.share));
   }
-  if (a_.replayed) {
-    predict("ranks never waited between steps, for data or each other",
-            replay_.without_waiting_between().period());
+  if (a_.waiting_between.value_or(1) >= kNotableWaiting) {
+    if (a_.replayed) {
+      predict("ranks never waited between steps, for data or each other",
+              replay_.without_waiting_between().period());
+    }
+    suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
+    suggest(
+        "Look for collective calls between steps, such as an all_reduce of a metric, which "
+        "timelines do not contain: make fewer, and find the rank that comes to them last.");
+    gain_.reset();
   }
-  suggest("Give the data loader workers (num_workers), or more of them, and let them prefetch.");
-  suggest(
-      "Look for collective calls between steps, such as an all_reduce of a metric, which timelines "
-      "do not contain: make fewer, and find the rank that comes to them last.");
-  gain_.reset();
   suggest(
       "Time optimizer.step() by itself: if it takes most of this time, use larger batches, so that "
       "it runs less often.");
@@ -497,8 +541,9 @@ void Explanation::add_figures() {
 
 }  // namespace
 
-Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late) {
-  return Explanation(finding, analysis, late).write();
+Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late,
+                  const SlowRanks& slow) {
+  return Explanation(finding, analysis, late, slow).write();
 }
 
 }  // namespace paceline::report

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "report/analysis/analysis.h"
 #include "report/analysis/diagnosis.h"
@@ -26,6 +27,14 @@ struct LateRank {
   bool starts_late = false;  // its time between steps costs more than its computing
 };
 
+// Several ranks that compute longer than the others in most steps.
+struct SlowRanks {
+  std::vector<int> ranks;
+  double computing = 0;         // of these, microseconds a step
+  double usual_computing = 0;   // of the others
+  std::vector<double> parts{};  // by index in Analysis::ranks: 1, or what makes it usual
+};
+
 // Of its gradients. Empty if the size of a bucket is not known.
 std::optional<std::uint64_t> bytes_of_step(const Analysis& analysis);
 
@@ -39,6 +48,7 @@ struct ExpectedCommunication {
 std::optional<ExpectedCommunication> expected_communication(const Analysis& analysis);
 
 // `finding` in words: the sentence, reasons and remedies.
-Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late);
+Diagnosis explain(Finding finding, const Analysis& analysis, const LateRank& late,
+                  const SlowRanks& slow);
 
 }  // namespace paceline::report

@@ -201,6 +201,12 @@ Replay Replay::with_usual_between(std::size_t index) const {
   return with_usual(&BusyRank::between, index);
 }
 
+Replay Replay::with_part_of_computing(const std::vector<double>& parts) const {
+  return changed([&](ModelStep& step) {
+    for (std::size_t i = 0; i < step.ranks.size(); ++i) step.ranks[i].computing *= parts[i];
+  });
+}
+
 Replay Replay::with_even(double BusyRank::*what) const {
   return changed([=](ModelStep& step) {
     double sum = 0;

@@ -35,6 +35,8 @@ class Replay {
   // If the rank at `index` computed as long as the others' median, or were as long between steps.
   Replay with_usual_computing(std::size_t index) const;
   Replay with_usual_between(std::size_t index) const;
+  // If the rank at each index computed `parts` of what it did.
+  Replay with_part_of_computing(const std::vector<double>& parts) const;
   // If all ranks computed equally long, or were equally long between steps: as long as they are on
   // average.
   Replay with_even_computing() const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 namespace paceline::report {
@@ -34,7 +35,10 @@ class Collection {
     for (const RankTrace* const trace : traces) {
       for (const Span& span : trace->spans) origin_ = std::min(origin_, span.begin);
     }
-    for (const RankTrace* const trace : traces) number_groups(*trace);
+    for (const RankTrace* const trace : traces) {
+      traced_.insert(trace->rank);
+      number_groups(*trace);
+    }
     for (const RankTrace* const trace : traces) note_publications(*trace);
   }
 
@@ -224,11 +228,12 @@ class Collection {
     const auto found = published_.find(others);
     const int group = std::get<0>(others);
     const int size = group == kAllRanks ? job_.size : group_sizes_[static_cast<std::size_t>(group)];
-    if (found != published_.end() && found->second.ranks == size) {
+    const bool all_known = found != published_.end() && found->second.ranks == size;
+    if (all_known || (found != published_.end() && traced_.contains(span.peer))) {
       wait.late_rank = found->second.last_rank;
       wait.late = std::clamp(found->second.last - wait.when.begin, 0.0, wait.when.length());
     } else {
-      // Not all timelines exist; then the rank that was missing longest counts as late.
+      // The rank that it waited for has no timeline.
       wait.late_rank = span.peer;
       wait.late = span.peer >= 0 ? wait.when.length() : 0;
     }
@@ -238,6 +243,7 @@ class Collection {
 
   const Job& job_;
   Clock::time_point origin_ = Clock::time_point::max();
+  std::set<int> traced_;                    // the ranks with timelines
   std::map<std::vector<int>, int> groups_;  // their numbers
   std::vector<int> group_sizes_;
   std::map<Key, Publication> published_;
