@@ -63,6 +63,14 @@ void RankWindow::forget_until(Clock::time_point moment) {
   while (cpu_.size() > 1 && cpu_[1].at <= end) cpu_.pop_front();
 }
 
+void RankWindow::keep_since(Clock::time_point moment, std::size_t fewest, std::size_t most) {
+  const auto end = end_of_step(fewest);
+  if (!end) return;
+  moment = std::min(moment, *end);
+  forget_until(std::max(moment, end_of_step(most).value_or(moment)));
+}
+
+// When the step ended that has `after` steps after it; empty if there are fewer.
 std::optional<Clock::time_point> RankWindow::end_of_step(std::size_t after) const {
   if (steps_.size() <= after) return std::nullopt;
   return steps_[steps_.size() - 1 - after].span.end;

@@ -15,10 +15,9 @@ namespace paceline::top {
 class RankWindow {
  public:
   void add(const LiveRecords& records, const std::optional<trace::CpuUse>& cpu);
-  // Forgets the steps that ended until then, so that whole ones are left.
-  void forget_until(Clock::time_point moment);
-  // When the step ended that has `after` steps after it, of any model; empty if there are fewer.
-  std::optional<Clock::time_point> end_of_step(std::size_t after) const;
+  // Forgets steps that ended before `moment`, of any model, so that whole ones are left, at least
+  // `fewest` and at most `most`.
+  void keep_since(Clock::time_point moment, std::size_t fewest, std::size_t most);
 
   struct Rate {
     double steps = 0;  // a second
@@ -35,6 +34,9 @@ class RankWindow {
   std::uint64_t invalid() const { return invalid_; }
 
  private:
+  void forget_until(Clock::time_point moment);
+  std::optional<Clock::time_point> end_of_step(std::size_t after) const;
+
   std::deque<trace::Span> spans_;
   std::deque<LiveSpan> steps_;  // of kind step, of the same time
   std::deque<trace::ThreadUse> thread_;

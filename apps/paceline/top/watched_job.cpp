@@ -58,20 +58,10 @@ void WatchedJob::poll() {
       last_step_end_ = std::max(last_step_end_, step->end);
     }
   }
-  forget_old_steps();
-}
-
-void WatchedJob::forget_old_steps() {
-  auto moment = last_step_end_ - kWindow;
-  for (const auto& [number, rank] : ranks_) {
-    moment = std::max(moment, rank.window.end_of_step(kMostSteps).value_or(moment));
+  // Each rank by itself: one that trains another model may have steps of another length.
+  for (auto& [number, rank] : ranks_) {
+    rank.window.keep_since(last_step_end_ - kWindow, kFewestSteps, kMostSteps);
   }
-  for (const auto& [number, rank] : ranks_) {
-    const auto fewest = rank.window.end_of_step(kFewestSteps);
-    moment = fewest ? std::min(moment, *fewest) : Clock::time_point::min();
-    if (!fewest) break;
-  }
-  for (auto& [number, rank] : ranks_) rank.window.forget_until(moment);
 }
 
 report::RankTrace WatchedJob::trace_of(const Rank& rank) const {

@@ -48,7 +48,6 @@ class WatchedJob {
   };
 
   void find_ranks();
-  void forget_old_steps();
   report::RankTrace trace_of(const Rank& rank) const;
   std::vector<std::string> notes() const;
 
