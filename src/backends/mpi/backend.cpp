@@ -82,12 +82,11 @@ class StoredArrivals final : public mpi::Group::Arrivals {
 
   void note(std::uint64_t call) override {
     try {
-      distributed::call_store(
-          base::Deadline::after(kAnswer),
-          [store = store_, key = key_of(rank_), call](const auto& /*cancelled*/) {
-            store->set(key, std::to_string(call));
-            return true;
-          });
+      distributed::call_store(base::Deadline::after(kAnswer), [store = store_, key = key_of(rank_),
+                                                               call](const auto& /*cancelled*/) {
+        store->set(key, std::to_string(call));
+        return true;
+      });
     } catch (const std::exception&) {
       // The store has ended: reports name more ranks than are late.
     }
