@@ -82,7 +82,8 @@ Progress::~Progress() {
 
 void Progress::start_epoch(int epoch, std::int64_t step) {
   if (step < 0) {
-    throw UsageError(fmt::format("Progress::start_epoch: step is {}; it must not be negative", step));
+    throw UsageError(
+        fmt::format("Progress::start_epoch: step is {}; it must not be negative", step));
   }
   if (options_.output == nullptr) return;
   state_ = {.epoch = epoch, .first = step, .step = step};
