@@ -68,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   if (!place) return 0;
   top::RankWindow window;
   window.add(reader.read(), std::nullopt);
-  window.forget_until(window.end_of_step(20).value_or(top::Clock::time_point::min()));
+  window.keep_since(top::Clock::time_point::max(), 20, 1000);
   top::View view{.job = base::printable_line(reader.job()), .recent = {}};
   view.recent.size = place->size;
   view.recent.ranks.push_back(window.trace());
