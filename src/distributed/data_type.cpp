@@ -29,6 +29,14 @@ std::optional<shm::DataType> data_type_of(at::ScalarType type) {
       return DataType::complex64;
     case at::kComplexDouble:
       return DataType::complex128;
+    default:
+      return std::nullopt;
+  }
+}
+
+shm::DataType moved_type_of(at::ScalarType type) {
+  using shm::DataType;
+  switch (type) {
     case at::kUInt16:
       return DataType::uint16;
     case at::kUInt32:
@@ -48,7 +56,7 @@ std::optional<shm::DataType> data_type_of(at::ScalarType type) {
     case at::kFloat8_e8m0fnu:
       return DataType::float8_e8m0fnu;
     default:
-      return std::nullopt;
+      return data_type_of(type).value_or(DataType::byte);
   }
 }
 

@@ -95,8 +95,8 @@ void check_concatenation(const at::Tensor& whole, const at::Tensor& part, int si
 
 ByteLayout byte_layout(const at::Tensor& tensor) {
   const auto count = static_cast<std::size_t>(tensor.numel());
-  if (const auto known = distributed::data_type_of(tensor.scalar_type())) return {count, *known};
-  return {count * tensor.element_size(), shm::DataType::byte};
+  const shm::DataType type = distributed::moved_type_of(tensor.scalar_type());
+  return {type == shm::DataType::byte ? count * tensor.element_size() : count, type};
 }
 
 Flat::Flat(const at::Tensor& tensor, Use use) : tensor_(tensor), layout_(byte_layout(tensor)) {

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -63,6 +64,22 @@ TEST(LogicalRanksErrors, OptionsThatCannotBeCombined) {
         },
         says("cannot be used in join"));
   });
+}
+
+// Types that the kernels move, but do not add.
+TEST(LogicalRanksErrors, GradientsThatCannotBeAdded) {
+  struct Net : torch::nn::Module {
+    torch::Tensor weight = register_parameter("weight", torch::zeros({4}, at::kComplexHalf));
+    torch::Tensor forward(const torch::Tensor& x) { return weight * x; }
+  };
+  for (const char* const backend : {"paceline", "gloo"}) {
+    for (const int ranks : {1, 2}) {
+      expect_torch_ranks(ranks, backend, [](int, int) {
+        EXPECT_THAT([] { DistributedDataParallel(std::make_shared<Net>(), {.logical_ranks = 2}); },
+                    ThrowsMessage<UsageError>(HasSubstr("ComplexHalf")));
+      });
+    }
+  }
 }
 
 TEST(LogicalRanksErrors, SyncBatchNormNeedsARankForEach) {
