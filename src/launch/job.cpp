@@ -182,8 +182,10 @@ JobResult Job::run() {
     throw;
   }
   if (const pid_t foreign = supervision->foreign(); foreign != 0 && spec_.warn) {
-    spec_.warn(fmt::format(
-        "process {}, which the job has left behind, is another user's and goes on", foreign));
+    spec_.warn(
+        fmt::format("a process of this job{} is another user's, so it cannot be ended here, "
+                    "and goes on",
+                    foreign > 0 ? fmt::format(", {},", foreign) : ""));
   }
   pass_files(std::ranges::any_of(
       workers, [](const WorkerState& one) { return is_failure(one.status) && !one.tolerated; }));

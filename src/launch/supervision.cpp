@@ -133,11 +133,6 @@ std::span<const WorkerState> Supervision::result() {
   if (state.start_error != 0) throw_start_failure(program_, state.start_error);
   for (const WorkerState& worker : state.workers) {
     if (worker.ended) continue;
-    if (state.foreign != 0) {
-      throw Error(fmt::format(
-          "process {} of this job is another user's, so that it cannot be ended here: it goes on",
-          state.foreign));
-    }
     throw Error("the job's supervisor process was killed, and the workers with it");
   }
   return state.workers;

@@ -39,9 +39,9 @@ class Supervision {
 
   // How the workers ended. Call after Event::ended. If a worker could not be started, throws
   // ProgramError, or Error if that is not the program's fault; throws Error if the supervisor was
-  // killed, or a worker is another user's and goes on. The job has ended then too.
+  // killed. The job has ended then too.
   std::span<const WorkerState> result();
-  // A process of another user that the workers have left behind, and that goes on; 0: none.
+  // See SharedState. A worker may be one of these.
   pid_t foreign() { return memory_.state().foreign; }
 
  private:

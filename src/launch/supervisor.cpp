@@ -12,12 +12,16 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/parse.h"
 #include "base/unique_fd.h"
 #include "launch/process_title.h"
@@ -27,6 +31,9 @@ namespace paceline::launch {
 namespace {
 
 using base::UniqueFd;
+
+// For how long something may be left that /proc does not show.
+constexpr std::chrono::seconds kHidden{5};
 
 // An old kernel or a sandbox may refuse the call.
 void close_from_to(unsigned first, unsigned last) {
@@ -65,7 +72,8 @@ class Supervisor {
  private:
   void close_foreign_descriptors() const;
   bool anything_left() const;
-  bool may_end_nothing() const;
+  bool may_end_nothing();
+  void leave_workers();
   bool has_news() const;
   void send_news();
   void send_all_news();
@@ -83,6 +91,7 @@ class Supervisor {
   WorkerSet workers_;
   std::size_t losses_sent_ = 0;
   bool failure_sent_ = false;
+  std::optional<base::Deadline> hidden_;  // set while something is left that cannot be seen
 };
 
 Supervisor::Supervisor(const Plan& plan, SharedState& state, int control, int launcher)
@@ -104,7 +113,10 @@ void Supervisor::run() {
   state_.start_error = workers_.start();
   close_foreign_descriptors();
   while (anything_left() || !workers_.all_ended()) {
-    if (workers_.is_killing() && may_end_nothing()) break;
+    if (workers_.is_killing() && may_end_nothing()) {
+      leave_workers();
+      break;
+    }
     wait_for_event();
     collect_ends();
     // Here, and not where an end is noticed: between two replacements of a rank, commands count.
@@ -127,15 +139,31 @@ bool Supervisor::anything_left() const {
 }
 
 // Of what is left.
-bool Supervisor::may_end_nothing() const {
+bool Supervisor::may_end_nothing() {
   if (!sees_processes()) return workers_.all_ended();  // what they left behind cannot be found
   const auto left = descendants(::getpid());
-  if (left.empty()) return false;
+  if (left.empty()) {
+    // /proc may hide the processes of other users (hidepid). Others end within moments.
+    if (!hidden_) hidden_ = base::Deadline::after(kHidden);
+    if (hidden_->expired()) state_.foreign = -1;
+    return hidden_->expired();
+  }
+  hidden_.reset();
   for (const Process& process : left) {
     if (::kill(process.pid, SIGKILL) == 0 || errno != EPERM) return false;
   }
   state_.foreign = left.front().pid;
   return true;
+}
+
+// Those of other users, which go on. They count as stopped.
+void Supervisor::leave_workers() {
+  for (WorkerState& worker : state_.workers) {
+    if (worker.pid == 0 || worker.ended) continue;
+    worker.status = SIGKILL;
+    worker.end = base::Deadline::Clock::now();
+    worker.stopped = worker.ended = true;
+  }
 }
 
 void Supervisor::wait_for_event() {

@@ -14,7 +14,9 @@ namespace paceline::launch {
 struct SharedState {
   std::atomic<pid_t> supervisor;  // 0: not started
   int start_error;  // an errno: the next worker could not be started, and the job was ended
-  pid_t foreign;    // a process of another user that goes on, as this job may not kill it; 0: none
+  // A process of another user that goes on, as this job may not kill it; 0: none; -1: one that this
+  // user cannot see.
+  pid_t foreign;
   std::span<WorkerState> workers;
 };
 

@@ -225,48 +225,75 @@ TEST_F(Launcher, EndsByASignalAsProcess1WhileNobodyReadsItsOutput) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
 }
 
-// As root, a worker may start processes that the launcher may not signal, for example by sudo.
-TEST_F(Launcher, DoesNotWaitForAProcessOfAnotherUser) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-  const test::TemporaryDirectory programs;
-  const fs::path as_root = programs.path() / "setpriv";
-  fs::copy_file("/usr/bin/setpriv", as_root);
-  ::chmod(as_root.c_str(), 04755);
-  for (const auto& directory : {programs.path(), temporary_.path()}) {
-    ::chmod(directory.c_str(), 0777);
+// As sudo does, this starts processes of root for a launcher that is another user's. Only that
+// user's group may execute the program which allows it.
+class LauncherOfAnotherUser : public Launcher {
+ protected:
+  static constexpr unsigned kUser = 65534;
+
+  void SetUp() override {
+    const fs::path original = "/usr/bin/setpriv";
+    if (::geteuid() != 0 || !fs::exists(original)) GTEST_SKIP() << "needs root, and setpriv";
+    ::chmod(programs_.path().c_str(), 0711);
+    fs::copy_file(original, as_root_);
+    ASSERT_EQ(::chown(as_root_.c_str(), 0, kUser), 0);
+    ::chmod(as_root_.c_str(), 04750);
+    ASSERT_EQ(::chown(temporary_.path().c_str(), kUser, kUser), 0);
+    if (run_as_user({"sh", "-c", sudo() + "true && " PACELINE_COMMAND " --version"}).wait() != 0) {
+      GTEST_SKIP() << "another user cannot become root, or cannot run paceline";
+    }
   }
-  const std::vector<std::string> as_user{"setpriv", "--reuid=65534", "--clear-groups"};
-  const auto run_as_user = [&](const std::vector<std::string>& command) {
-    std::vector<std::string> whole = as_user;
+  ChildProcess run_as_user(const std::vector<std::string>& command) const {
+    const std::string user = std::to_string(kUser);
+    std::vector<std::string> whole{"setpriv", "--reuid=" + user, "--regid=" + user,
+                                   "--clear-groups"};
     whole.insert(whole.end(), command.begin(), command.end());
     return ChildProcess(whole, {{"TMPDIR", temporary_.path().string()}});
-  };
-  const std::string sudo = as_root.string() + " --reuid=0 ";
-  if (run_as_user({"sh", "-c", sudo + "true && test -x " PACELINE_COMMAND}).wait() != 0) {
-    GTEST_SKIP() << "another user cannot become root, or cannot run paceline";
   }
-  const std::string start = sudo +
-                            "sleep 1000 & echo foreign=$!; "
-                            "until grep -q '^Uid:.0.0' /proc/$!/status; do :; done; ";
-  for (const bool fails : {false, true}) {
-    auto job = run_as_user({PACELINE_COMMAND, "run", "--stop-grace=0.1", "sh", "-c",
-                            start + (fails ? "exit 3" : "exit 0")});
-    EXPECT_EQ(job.wait(), fails ? 3 : 0) << job.err();
+  ChildProcess run_script(int ranks, const std::string& script) const {
+    return run_as_user({PACELINE_COMMAND, "run", "--nproc-per-node", std::to_string(ranks),
+                        "--stop-grace=0.1", "sh", "-c", script});
+  }
+  std::string sudo() const { return as_root_.string() + " --reuid=0 "; }
+  // And ends the process.
+  static void expect_named(const ChildProcess& job) {
     const pid_t foreign = pid_after(job.out(), "foreign");
-    EXPECT_THAT(job.err(), HasSubstr(fmt::format("process {}, which the job has left behind, is "
-                                                 "another user's and goes on",
-                                                 foreign)));
+    EXPECT_THAT(job.err(),
+                HasSubstr(fmt::format("a process of this job, {}, is another user's", foreign)));
     ::kill(foreign, SIGKILL);
   }
-  auto job = run_as_user({PACELINE_COMMAND, "run", "--stop-grace=0.1", as_root.string(),
-                          "--reuid=0", "sh", "-c", "echo worker=$$; exec sleep 1000"});
-  job.wait_for("worker=");
+
+ private:
+  const test::TemporaryDirectory programs_;
+  const fs::path as_root_ = programs_.path() / "setpriv";
+};
+
+TEST_F(LauncherOfAnotherUser, DoesNotWaitForWhatItMayNotEnd) {
+  const std::string start = sudo() +
+                            "sleep 1000 & echo foreign=$!; "
+                            "until grep -q '^Uid:.0.0' /proc/$!/status; do :; done; exit ";
+  for (const int code : {0, 3}) {
+    auto job = run_script(1, start + std::to_string(code));
+    EXPECT_EQ(job.wait(), code) << job.err();
+    expect_named(job);
+  }
+}
+
+TEST_F(LauncherOfAnotherUser, ReportsTheFailureOfAnotherRank) {
+  auto job = run_script(2, "if [ $RANK = 1 ]; then exec " + sudo() +
+                               "sh -c 'echo foreign=$$; : > $TMPDIR/up; exec sleep 1000'; fi; "
+                               "until [ -e $TMPDIR/up ]; do :; done; rm -f $TMPDIR/up; exit 3");
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first"));
+  expect_named(job);
+}
+
+TEST_F(LauncherOfAnotherUser, EndsByASignal) {
+  auto job = run_script(1, "exec " + sudo() + "sh -c 'echo foreign=$$; exec sleep 1000'");
+  job.wait_for("foreign=");
   job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 1) << job.err();
-  const pid_t worker = pid_after(job.out(), "worker");
-  EXPECT_THAT(job.err(),
-              HasSubstr(fmt::format("process {} of this job is another user's", worker)));
-  ::kill(worker, SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+  expect_named(job);
 }
 
 // A kernel before 5.3 lacks both calls, and one before 5.9 the second.
