@@ -79,18 +79,19 @@ std::optional<int> read_number(int fd, std::string_view key) {
   return number;
 }
 
-// FileStore removes its file if it sees that it is the last of the world's stores to end, and the
-// file stays if two end at once. This looks once more.
+// FileStore removes its file if its own two counts say that no store of the world is left. It
+// changes one after the other, so that the file stays if two stores end at once. This counts again
+// once FileStore has ended.
 class FileRemoval {
  protected:
   FileRemoval(std::string path, int size) : path_(std::move(path)), size_(size) {}
   FileRemoval(const FileRemoval&) = delete;
   FileRemoval& operator=(const FileRemoval&) = delete;
   ~FileRemoval() {
-    const base::UniqueFd file(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-    if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;  // another one is later
+    const base::UniqueFd file(::open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+    if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;  // another store uses it
     if (read_number(file.get(), kStores) == 0 &&
-        read_number(file.get(), kStoresThatEnded) == size_) {
+        read_number(file.get(), kStoresThatEnded).value_or(0) >= size_) {
       ::unlink(path_.c_str());
     }
   }

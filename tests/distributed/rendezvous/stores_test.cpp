@@ -9,17 +9,22 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <barrier>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <paceline/collectives.h>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "distributed/rendezvous/file_store.h"
 #include "distributed/rendezvous/rendezvous_fixture.h"
 #include "support/torch_ranks.h"
 
@@ -200,6 +205,30 @@ TEST_F(Rendezvous, StrangeRecordsInTheStoreAreErrors) {
               fmt::format("Error: the store has \"{}\", which means nothing here: do all ranks run "
                           "the same version of Paceline, and no other program uses the store?",
                           record));
+  }
+}
+
+// By its own counts, FileStore may think that the other one ends later.
+TEST_F(Rendezvous, LeavesNoFileIfTwoStoresEndAtOnce) {
+  const auto open = [&](int rank) {
+    distributed::Plan plan;
+    plan.rank = rank;
+    plan.size = 2;
+    plan.path = path();
+    return distributed::open_file_store(plan, method(), base::Deadline::after(kTimeout));
+  };
+  for (int round = 0; round < 300; ++round) {
+    auto first = open(0);
+    auto second = open(1);
+    std::barrier both(2);
+    std::thread other([&] {
+      both.arrive_and_wait();
+      first.reset();
+    });
+    both.arrive_and_wait();
+    second.reset();
+    other.join();
+    ASSERT_FALSE(std::filesystem::exists(path())) << "round " << round;
   }
 }
 
