@@ -481,7 +481,7 @@ TEST(Diagnosis, SeveralRanksComputeLonger) {
   EXPECT_THAT(diagnosis.sentence,
               HasSubstr("Ranks 2, 3 hold this run back: they compute 14.1 ms a step, the others "
                         "10.1 ms (+40 %); ranks wait for late ones "));
-  EXPECT_EQ(prediction_of(diagnosis).if_what, "ranks 2, 3 were as fast as the others");
+  EXPECT_EQ(prediction_of(diagnosis).if_what, "these ranks were as fast as the others");
   EXPECT_NEAR(prediction_of(diagnosis).after, 10120, 20);
 }
 
@@ -492,6 +492,28 @@ TEST(Diagnosis, SeveralRanksComputeLongerAlsoIfOneIsLast) {
                       return of_two_slow_ranks(rank, step, rank == 3 ? 13500 : 13000);
                     }});
   EXPECT_EQ(diagnosis.finding, Finding::slow_ranks);
+}
+
+// One light share, and a share that grows from rank to rank, are batches of unequal cost.
+TEST(Diagnosis, MostRanksAreNotSlow) {
+  const auto diagnosis_with = [](int ranks, const std::vector<double>& computing) {
+    return diagnosis_of({.ranks = ranks, .computing = [=](int rank, int step) {
+                           return computing[static_cast<std::size_t>(rank)] +
+                                  ((rank + step) % 2 == 0 ? 120.0 : 0.0);
+                         }});
+  };
+  EXPECT_EQ(diagnosis_with(4, {5000, 10000, 10000, 10000}).finding, Finding::uneven_load);
+  EXPECT_NE(diagnosis_with(6, {10e3, 11e3, 12e3, 13e3, 14e3, 15e3}).finding, Finding::slow_ranks);
+}
+
+TEST(Diagnosis, NamesSomeOfManySlowRanks) {
+  const Diagnosis diagnosis =
+      diagnosis_of({.ranks = 20, .computing = [](int rank, int step) {
+                      return of_two_slow_ranks(rank < 10 ? 0 : rank, step, 14000.0);
+                    }});
+  EXPECT_EQ(diagnosis.finding, Finding::slow_ranks);
+  EXPECT_THAT(diagnosis.sentence,
+              HasSubstr("Ranks 10, 11, 12, 13, 14, 15, 16, 17, ... (10 of 20) hold this run back"));
 }
 
 TEST(Diagnosis, TimeBetweenStepsOnACoreIsNotForDataLoaders) {

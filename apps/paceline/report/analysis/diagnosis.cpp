@@ -93,8 +93,9 @@ LateRank find_late_rank(const Analysis& a) {
   return late;
 }
 
-// The ranks above the largest gap between the ranks' mean computing. Where it changes from step to
-// step which rank is late, their means hardly differ.
+// The ranks above the largest gap between the ranks' mean computing, if that is most of their
+// spread and these ranks are no majority: else the others are fast, or all differ. Where it changes
+// from step to step which rank is late, the means hardly differ.
 SlowRanks find_slow_ranks(const Analysis& a) {
   std::vector<double> means;
   for (const RankTimes& one : a.ranks) means.push_back(one.computing);
@@ -109,7 +110,8 @@ SlowRanks find_slow_ranks(const Analysis& a) {
     }
   }
   SlowRanks slow;
-  if (widest <= 0) return slow;
+  const bool splits = widest > 0 && 2 * widest >= means.back() - means.front();
+  if (!splits || 2 * usual < means.size() || means[usual - 1] <= 0) return slow;
   const auto mean_of = [&](std::size_t begin, std::size_t end) {
     double sum = 0;
     for (std::size_t i = begin; i < end; ++i) sum += means[i];

@@ -14,7 +14,7 @@ enum class Finding {
   too_few_steps,   // the report needs at least eight steps
   all_well,        // all is well
   straggler,       // one rank is slow
-  slow_ranks,      // several ranks are slow, the same in most steps
+  slow_ranks,      // several ranks are slow
   late_starter,    // one rank begins its steps late
   too_many_ranks,  // there are more ranks than cores
   same_cores,      // ranks are bound to the same cores

@@ -27,6 +27,8 @@ constexpr double kNotableElsewhere = 0.25;
 // Parts of the time from which on between_steps mentions waits for late ranks, and sleep in steps.
 constexpr double kNotableStall = 0.10;
 constexpr double kNotableSleep = 0.05;
+// A sentence names no more ranks than this.
+constexpr int kNamedRanks = 8;
 // The part of the time between steps in which threads must sleep for remedies against waiting.
 constexpr double kNotableWaiting = 0.2;
 
@@ -229,19 +231,22 @@ void Explanation::straggler() {
 }
 
 void Explanation::slow_ranks() {
-  const std::string ranks = fmt::format("{}", fmt::join(slow_.ranks, ", "));
+  std::string ranks = fmt::format("{}", fmt::join(slow_.ranks, ", "));
+  if (slow_.ranks.size() > kNamedRanks) {
+    ranks = fmt::format("{}, ... ({} of {})",
+                        fmt::join(slow_.ranks.begin(), slow_.ranks.begin() + kNamedRanks, ", "),
+                        slow_.ranks.size(), a_.ranks.size());
+  }
   say("Ranks {} hold this run back: they compute {} a step, the others {} ({:+.0f} %); ranks wait "
       "for late ones {} a step, {} of their time.",
       ranks, time_text(slow_.computing), time_text(slow_.usual_computing),
       100 * (slow_.computing / slow_.usual_computing - 1), time_text(a_.settled.stall_per_step),
       share_text(a_.settled.stall));
-  because("They are slower in most steps, so uneven batches are not the cause.");
-  predict(fmt::format("ranks {} were as fast as the others", ranks),
+  predict("these ranks were as fast as the others",
           replay_.with_part_of_computing(slow_.parts).period());
   suggest(
       "Look at the cores of these ranks: slower cores of the machine, another socket, a lower "
-      "clock, "
-      "other work, fewer cores for each rank or a smaller OMP_NUM_THREADS.");
+      "clock, other work, fewer cores for each rank or a smaller OMP_NUM_THREADS.");
   suggest("Compare their batches with the other ranks' batches: do they always get longer ones?");
 }
 
@@ -408,8 +413,7 @@ void Explanation::delayed() {
   const double expected = expected_communication(a_)->sum();  // known, else this were communication
   const double waited = a_.settled.communication * a_.mean_period;
   say("Ranks delay each other in reductions: they wait {} a step for gradients that {} computed, "
-      "{} "
-      "of the time.",
+      "{} of the time.",
       time_text(waited), known_ranks_have(), share_text(a_.settled.communication));
   because("{}, so their size does not explain {} a step.", expected_text(), time_text(waited));
   if (unknown_ranks() > 0) {

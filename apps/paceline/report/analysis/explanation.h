@@ -27,7 +27,7 @@ struct LateRank {
   bool starts_late = false;  // its time between steps costs more than its computing
 };
 
-// Several ranks that compute longer than the others in most steps.
+// Several ranks that compute longer than the others on average; none if that is not so.
 struct SlowRanks {
   std::vector<int> ranks;
   double computing = 0;         // of these, microseconds a step
