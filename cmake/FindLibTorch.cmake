@@ -3,7 +3,7 @@
 # Searches, in this order:
 #   LibTorch_ROOT, Torch_ROOT, Torch_DIR, CMAKE_PREFIX_PATH (variables or environment): the user's
 #     choice, so a version outside the wanted range is an error;
-#   LibTorch_INSTALLED: the one that Paceline was installed with;
+#   LibTorch_INSTALLED: the one that Paceline was installed with, for which the same holds;
 #   the package `torch` of Python_EXECUTABLE, which pip sets, or else of the active Python; it is
 #     found but not imported;
 #   LibTorch_FALLBACK: the directory into which tools/setup installs.

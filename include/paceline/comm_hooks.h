@@ -27,7 +27,8 @@ using GradBucket = c10d::GradBucket;
 
 /// Communicates a bucket in place of DistributedDataParallel; see register_comm_hook. It starts the
 /// communication and returns a future of the bucket's new contents: a tensor of the bucket's size,
-/// either the bucket itself or another. The hook must average: all ranks return the same contents.
+/// either the bucket itself or another. The hook must average: all ranks return the same contents,
+/// or a later comparison of the models throws Mismatch.
 /// Every rank calls it for the same buckets in the same order, on the thread of the backward. Keep
 /// state in the function object.
 ///

@@ -59,8 +59,8 @@ Reduction reduction(const c10d::ReduceOp& op, at::ScalarType scalar, const char*
 
 namespace {
 
-// Rounded to nearest, and exact for whole factors: LibTorch multiplies integers by floating point
-// numbers in float32, which does not hold all of them.
+// Rounded to nearest, and for whole factors exact up to int64's overflow: LibTorch multiplies
+// integers by floating point numbers in float32, which does not hold all of them.
 at::Tensor times(const at::Tensor& integers, const at::Tensor& factor) {
   constexpr double kExact = 0x1p53;  // all integers up to here are a double
   const at::Tensor by = factor.to(at::kDouble);

@@ -84,7 +84,8 @@ class StoredArrivals final : public mpi::Group::Arrivals {
     try {
       distributed::call_store(base::Deadline::after(kAnswer), [store = store_, key = key_of(rank_),
                                                                call](const auto& /*cancelled*/) {
-        store->set(key, std::to_string(call));
+        // A call that the store answered late must not hide a later one.
+        if (last_call(*store, key) < call) store->set(key, std::to_string(call));
         return true;
       });
     } catch (const std::exception&) {
@@ -99,7 +100,8 @@ class StoredArrivals final : public mpi::Group::Arrivals {
                                   [store = store_, size = size_, call](const auto& cancelled) {
                                     std::vector<int> ranks;
                                     for (int rank = 0; rank < size && !cancelled; ++rank) {
-                                      if (last_call(*store, rank) < call) ranks.push_back(rank);
+                                      if (last_call(*store, key_of(rank)) < call)
+                                        ranks.push_back(rank);
                                     }
                                     return ranks;
                                   });
@@ -114,9 +116,8 @@ class StoredArrivals final : public mpi::Group::Arrivals {
  private:
   static constexpr std::chrono::seconds kAnswer{1};
   static std::string key_of(int rank) { return fmt::format("waits {}", rank); }
-  // The last call in which the rank has waited for long; 0: none.
-  static std::uint64_t last_call(c10d::Store& store, int rank) {
-    const std::string key = key_of(rank);
+  // In which the key's rank has waited for long; 0: none.
+  static std::uint64_t last_call(c10d::Store& store, const std::string& key) {
     if (!store.check({key})) return 0;
     return base::parse_number(store.get_to_str(key), std::uint64_t{0},
                               std::numeric_limits<std::uint64_t>::max())

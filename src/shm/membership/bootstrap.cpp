@@ -25,8 +25,7 @@ void check_one_machine(const std::vector<Endpoint>& endpoints, const GlobalRanks
   throw UsageError(fmt::format(
       "{} run{} on another machine (or in another network namespace) than rank {}; shared "
       "memory reaches the ranks of one machine only. Use the backend gloo, or a build with "
-      "libsodium "
-      "and Gloo's headers, whose backend paceline reaches several machines.",
+      "libsodium and Gloo's headers, whose backend paceline reaches several machines.",
       describe_ranks(elsewhere), elsewhere.count() == 1 ? "s" : "", global_ranks.of(0)));
 }
 
