@@ -280,11 +280,13 @@ TEST_F(LauncherOfAnotherUser, DoesNotWaitForWhatItMayNotEnd) {
 }
 
 TEST_F(LauncherOfAnotherUser, ReportsTheFailureOfAnotherRank) {
-  auto job = run_script(2, "if [ $RANK = 1 ]; then exec " + sudo() +
-                               "sh -c 'echo foreign=$$; : > $TMPDIR/up; exec sleep 1000'; fi; "
-                               "until [ -e $TMPDIR/up ]; do :; done; rm -f $TMPDIR/up; exit 3");
+  const std::string up = (temporary_.path() / "up").string();
+  auto job = run_script(
+      2, fmt::format("if [ $RANK = 1 ]; then exec {0} sh -c 'echo foreign=$$; : > {1}; exec sleep "
+                     "1000'; fi; until [ -e {1} ]; do :; done; rm -f {1}; exit 3",
+                     sudo(), up));
   EXPECT_EQ(job.wait(), 3) << job.err();
-  EXPECT_THAT(job.err(), HasSubstr("rank 0 failed first"));
+  EXPECT_THAT(job.err(), HasSubstr("failed first: exited with code 3"));
   expect_named(job);
 }
 
