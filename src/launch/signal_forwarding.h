@@ -21,7 +21,7 @@ class SignalForwarding {
   int fd() const { return fd_.get(); }
   // The next signal, 0 if there is none.
   int next();
-  // From now on the signals act as before; so do those that have come and were not read.
+  // Unblocks the signals. A signal that has come and was not read acts now.
   void unblock();
   // The thread's mask before.
   const sigset_t& original_mask() const { return original_mask_; }

@@ -156,7 +156,7 @@ bool Supervisor::may_end_nothing() {
   return true;
 }
 
-// Those of other users, which go on. They count as stopped.
+// Counts the workers that go on, which are other users' processes, as stopped.
 void Supervisor::leave_workers() {
   for (WorkerState& worker : state_.workers) {
     if (worker.pid == 0 || worker.ended) continue;
